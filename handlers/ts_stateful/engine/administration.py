@@ -35,6 +35,8 @@ def administer(engine: SessionEngine[Any], operation: Operation) -> Outcome:
             return _expire(engine, operation.session_id)
         logging.getLogger().setLevel(operation.level)
         return Outcome()
+    except engine.kind.fatal:
+        raise
     except Exception as error:  # the boundary: a defect fails the operation, not the engine
         return Outcome(error=defect(error, type(operation).__name__).message)
 

@@ -168,6 +168,8 @@ class SessionEngine(Generic[StateT]):
         except StatefulError as error:
             if not (isinstance(error, TooManySessions) and self._backlog.add(request, error)):
                 self._refuse(message, error)
+        except self.kind.fatal:
+            raise
         except Exception as error:  # the boundary: a defect fails the request that met it
             self._refuse(message, defect(error, f"taking {type(message.command).__name__}"))
 

@@ -18,6 +18,7 @@ class ModelKind(Protocol[StateT]):
     """A model that answers requests of sessions. All methods but what `search` returns are for the engine's thread."""
 
     num_parameters: int
+    fatal: type[Exception]  # of a poisoned device: it must end the process
 
     def tune(self) -> None:
         """Choose by time what computes passes, before the first one, on the threads that will compute them."""

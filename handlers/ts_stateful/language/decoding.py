@@ -12,6 +12,7 @@ from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.ahead import depends_on_token_alone
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.grammar.matcher import forbid
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.load import Model
@@ -22,7 +23,6 @@ from ts_stateful.language.runner import Logits, Runner
 from ts_stateful.language.scheduler import Chunk
 from ts_stateful.language.speculation import Drafter
 from ts_stateful.language.turns.lifecycle import Turns
-from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory, StatefulError
 
 __all__ = ["Decoding"]
@@ -74,7 +74,7 @@ class Decoding:
         return [
             (sequence, row + 1)
             for (sequence, row), chosen in zip(due, choices, strict=True)
-            if self._take(sequence, chosen, place)
+            if chosen is not None and self._take(sequence, chosen, place)
         ]
 
     def _may_go_on(self, sequence: Sequence) -> bool:
@@ -95,18 +95,12 @@ class Decoding:
             raise  # the device is poisoned: the process must die, and its supervisor starts another
         except Exception as error:  # a model may raise anything
             clear_frames(error.__traceback__)  # or they would keep what the pass has computed
-            out_of_memory = is_out_of_memory(error)
-            if out_of_memory and self._free_memory():
+            if is_out_of_memory(error) and self._free_memory():
                 return self._forward(chunks)
             if len(chunks) > 1:
                 return Logits.join([self._forward([chunk]) for chunk in chunks])
-            reason = (
-                OutOfMemory("the device has no memory left for this turn")
-                if out_of_memory
-                else defect(error, "a forward pass")
-            )
             ((sequence, _),) = chunks
-            self._turns.fail(sequence, reason)
+            self._turns.fail(sequence, _reason(error, "a forward pass"))
             return Logits([], torch.empty(0))
 
     def _runs_ahead(self, sequences: list[Sequence]) -> bool:
@@ -120,10 +114,10 @@ class Decoding:
             and all(map(depends_on_token_alone, sequences))
         )
 
-    def _choose(self, rows: Tensor, sequences: list[Sequence], ahead: bool) -> list[Chosen]:
-        """Choose the next token of each. Short of memory, evict idle sessions, or go row by row.
+    def _choose(self, rows: Tensor, sequences: list[Sequence], ahead: bool) -> list[Chosen | None]:
+        """Choose the next token of each, None where that fails: the turn is rolled back and disturbs no other.
 
-        With `ahead` the next step is computed meanwhile.
+        Short of memory, evict idle sessions. With `ahead` the next step is computed meanwhile.
         """
 
         def choose() -> list[Chosen]:
@@ -143,13 +137,16 @@ class Decoding:
             return choose_logprobs(rows, tokens, [sequence.num_logprobs for sequence in sequences])
 
         try:
-            return choose()
-        except torch.OutOfMemoryError as error:
+            return [*choose()]
+        except torch.AcceleratorError:
+            raise  # as in a pass
+        except Exception as error:  # a library's logits processor may raise anything
             clear_frames(error.__traceback__)
-            if self._free_memory():
+            if is_out_of_memory(error) and self._free_memory():
                 return self._choose(rows, sequences, ahead)
             if len(sequences) == 1:
-                raise
+                self._turns.fail(sequences[0], _reason(error, "choosing a token"))
+                return [None]
             single = zip(rows.split(1), sequences, strict=True)
             return [chosen for row, one in single for chosen in self._choose(row, [one], False)]
 
@@ -169,10 +166,8 @@ class Decoding:
             self._add(sequence, chosen)
         except StatefulError as error:
             self._turns.fail(sequence, error)
-        except torch.AcceleratorError:
-            raise  # as in a pass
         except Exception as error:  # a tokenizer may raise anything; the other rows go on
-            self._turns.fail(sequence, defect(error, "taking a token"))
+            self._turns.fail(sequence, turn_defect(error, "taking a token"))
         foreseen = chosen.token in sequence.draft[place : place + 1]
         goes_on = foreseen and sequence.status is Status.RUNNING
         if goes_on:
@@ -191,3 +186,10 @@ class Decoding:
             self._turns.waiters.progressed(sequence)
         else:
             self._turns.finish(sequence, reason)
+
+
+def _reason(error: Exception, where: str) -> StatefulError:
+    """Return the error that rolls a turn back."""
+    if is_out_of_memory(error):
+        return OutOfMemory("the device has no memory left for this turn")
+    return turn_defect(error, where)

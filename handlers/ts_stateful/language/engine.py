@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
+from ts_stateful.store.threads import started_pool
 
 __all__ = ["LanguageKind", "build_engine", "load_engine", "load_follower"]
 
@@ -54,6 +55,8 @@ _OFF = InvalidRequest("replies are given no form here: handler.structuredOutput 
 
 class LanguageKind:
     """Implements `ModelKind` for a model that generates replies."""
+
+    fatal: type[Exception] = torch.AcceleratorError
 
     def __init__(
         self,
@@ -179,7 +182,7 @@ def build_engine(
     grammars = GrammarCompiler(
         load_vocabulary(model) if config.handler.structured_output else _OFF,
         services.queue,
-        executor or ThreadPoolExecutor(2, thread_name_prefix="grammar"),
+        executor or started_pool(2, "grammar"),
         core.clock,
     )
     return SessionEngine(core, LanguageKind(core, model, images, grammars))

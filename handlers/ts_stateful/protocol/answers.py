@@ -20,6 +20,7 @@ __all__ = [
     "PackedAnswer",
     "PackedTensor",
     "Recalled",
+    "ReplyDetails",
     "Rewound",
     "ServerLimits",
     "SessionInfo",
@@ -43,12 +44,19 @@ class TokenDetails(Struct, frozen=True):
     cached_tokens: int = 0
 
 
+class ReplyDetails(Struct, frozen=True):
+    """`reasoning_tokens`: tokens of a reply's reasoning, with its marks."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(Struct, frozen=True):
     """Token counts under OpenAI's names; `prompt_tokens` counts the whole context of the turn."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: TokenDetails = TokenDetails()
+    completion_tokens_details: ReplyDetails | UnsetType = UNSET  # of a reply that reasons
 
 
 class Timing(Struct, frozen=True):

@@ -39,6 +39,8 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
         raise InvalidRequest("the body is nested too deeply") from None
     except ValueError as error:  # malformed, or an integer of more digits than Python converts
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "a value is out of range"
+        if text.startswith("\ufeff"):
+            reason = "it begins with a byte order mark; send it without"
         raise InvalidRequest(f"the body is not JSON: {reason}") from None
     if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")

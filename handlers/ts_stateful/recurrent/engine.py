@@ -45,6 +45,8 @@ _FREE_SHARE = 0.8  # of what a GPU has free beside the weights; activations need
 class RecurrentKind:
     """Implements `ModelKind` for a model whose states are kept between steps; `scope` is its place in the store."""
 
+    fatal: type[Exception] = torch.AcceleratorError
+
     def __init__(
         self, core: EngineCore[SequenceState], program: Program, pool: SlotPool, scope: str
     ) -> None:

@@ -137,6 +137,7 @@ class Turn:
     logprobs: tuple[TokenLogprob, ...] = ()  # of the reply's tokens, if they were asked for
     parsing: Parsing | None = None  # of the reply, whose `text` has all that it wrote
     note: str = ""  # of the client's protocol
+    copied: bool = False  # into a branch: it is no response of this session
 
 
 class _Referable:

@@ -44,6 +44,21 @@ def test_a_thread_that_cannot_start_costs_one_turn() -> None:
     assert "error" not in harness.ask(prompt, creates_session=True, ephemeral=True)
 
 
+def test_a_thread_that_cannot_start_after_an_image_was_read_costs_one_turn() -> None:
+    """As before it was read; the engine's loop goes on."""
+    harness = Harness(llava(), {"maxNumSequence": 1})
+    harness.media["p"] = noise(1)
+    prompt = Prompt(
+        session_id="a", prompt="hi", images=(Image(url="p"),), response_format=JsonObject()
+    )
+    request = harness.submit(prompt, creates_session=True, ephemeral=True)
+    harness.executor.run()
+    harness.executor.is_out_of_threads = True
+    harness.run()
+    assert harness.last(request)["error"]["code"] == "internal"
+    assert len(harness.engine.table) == 0
+
+
 def test_without_its_client_it_ends_at_once() -> None:
     """Nobody could come back to it."""
     harness = Harness(llama())

@@ -289,6 +289,81 @@ def test_the_last_response_is_discarded_and_the_one_before_goes_on() -> None:
     again.check([COLOR, reply(first), WHY])
 
 
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_branch_ends_with_its_own_responses(crashes: bool) -> None:
+    """The turns that it copied are no responses of its own, also at an engine that adopts it from the store."""
+    store = MemoryStore()
+    chats = Chats(llama(), store)
+    ask(chats, respond(chats, ("user", "A secret."), note="secret"))
+    ask(chats, respond(chats, SQUARE, after=1))
+    ask(chats, respond(chats, WHY, after=1))
+    ask(chats, respond(chats, SQUARE, session="branch", after=2))
+    if crashes:
+        chats = Chats(llama(), store)
+    earlier = ask(chats, Recall(session_id="branch", turn=2, all=True))["earlier"]
+    assert [one["note"] for one in earlier] == ["secret"]
+    for request in (
+        Recall(session_id="branch", turn=1),
+        respond(chats, WHY, session="branch", after=1, new_session_id="other"),
+        Discard(session_id="branch", turn=1),
+    ):
+        assert code(ask(chats, request)) == "session_not_found"
+    assert ask(chats, Discard(session_id="branch", turn=3))["closed"] is False
+    assert ask(chats, Discard(session_id="branch", turn=2))["closed"] is True
+    assert ask(chats, Discard(session_id="s", turn=2))["closed"] is False
+    assert ask(chats, Discard(session_id="s", turn=1))["closed"] is True
+    assert code(ask(chats, Recall(session_id="branch", turn=1))) == "session_closed"
+    assert not len(chats.harness.engine.table)
+    assert not store.list("sessions")
+
+
+def test_a_branch_of_a_conversation_ends_with_its_responses() -> None:
+    """The conversation stays until it is closed, without a response too."""
+    chats = Chats(llama())
+    ask(chats, respond(chats, generates=False, note="conversation"))
+    ask(chats, respond(chats, COLOR, after=None))
+    ask(chats, respond(chats, SQUARE, after=None))
+    ask(chats, respond(chats, WHY, after=2))
+    assert ask(chats, Discard(session_id="branch", turn=3))["closed"] is True
+    for turn in (3, 2):
+        assert ask(chats, Discard(session_id="s", turn=turn))["closed"] is False
+
+
+def test_a_response_answers_messages_that_are_there() -> None:
+    """Without messages of its own nothing is added. With none at all there is nothing to answer."""
+    chats = Chats(llama())
+    ask(chats, respond(chats, COLOR, generates=False))
+    first = ask(chats, respond(chats, after=None))
+    chats.check([COLOR])
+    ask(chats, respond(chats, SQUARE, after=None, generates=False))
+    ask(chats, respond(chats, after=None))
+    chats.check([COLOR, reply(first), SQUARE])
+    ask(chats, respond(chats, session="empty", generates=False))
+    refused = ask(chats, respond(chats, session="empty", after=None))
+    assert (code(refused), refused["error"]["field"]) == ("invalid_request", "prompt")
+
+
+def test_a_response_in_progress_is_not_discarded() -> None:
+    """A turn in progress is a conflict, a missing one is missing."""
+    chats = Chats(llama())
+    harness = chats.harness
+    harness.submit(respond(chats, COLOR, background=True), creates_session=True, pull=True)
+    harness.steps(2)
+    busy = harness.last(harness.submit(Discard(session_id="s", turn=1)))
+    assert (code(busy), busy["error"]["field"]) == ("turn_gap", "turn")
+    missing = harness.last(harness.submit(Discard(session_id="s", turn=2)))
+    assert (code(missing), "field" in missing["error"]) == ("turn_gap", False)
+    harness.run()
+    assert ask(chats, Discard(session_id="s", turn=1))["closed"] is True
+
+
+def test_messages_that_are_too_long_are_named() -> None:
+    """Not a system prompt, which they are not."""
+    chats = Chats(llama())
+    refused = ask(chats, respond(chats, ("user", "why " * 500), generates=False))
+    assert (code(refused), refused["error"]["field"]) == ("context_too_long", "prompt")
+
+
 def test_sessions_of_responses_make_place_for_others() -> None:
     """The least recently used one goes, not the one that is continued. Sessions of other requests stay."""
     chats = Chats(llama(), config={"sequenceBatching": False, "maxNumSequence": 3})

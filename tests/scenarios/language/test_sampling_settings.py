@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from tests.support.harness import Harness, stock_reply
 from tests.support.tiny import llama
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.network.penalties import Penalties
+from ts_stateful.language.network.row_penalties import NO_PENALTIES
 from ts_stateful.protocol.requests import Prompt
 
 NEW_TOKENS = 24
@@ -228,3 +231,25 @@ def test_ids_outside_the_vocabulary_are_refused(settings: dict[str, Any], field:
     assert (error["code"], error["field"]) == ("invalid_request", field)
     assert "1000000" in error["message"]
     assert harness.prompt("s", QUESTIONS[0], max_new_tokens=2)["turn"] == 1
+
+
+def test_a_setting_that_fails_costs_its_turn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turns beside it get the replies that they get alone."""
+    harness = Harness(llama())
+    call = Penalties.__call__
+
+    def fail(penalties: Penalties, logits: Any, contexts: Any, rows: Any) -> torch.Tensor:
+        if any(row is not NO_PENALTIES for row in rows):
+            raise IndexError("secret text of a library")
+        return call(penalties, logits, contexts, rows)
+
+    monkeypatch.setattr(Penalties, "__call__", fail)
+    for name in ("good", "bad"):
+        harness.open(name)
+    prompt = Prompt(session_id="good", prompt=QUESTIONS[0], max_new_tokens=NEW_TOKENS)
+    good = harness.submit(prompt)
+    bad = harness.submit(structs.replace(prompt, session_id="bad", presence_penalty=1.0))
+    harness.run()
+    assert harness.last(bad)["error"]["code"] == "internal"
+    assert harness.last(good)["turn"] == 1
+    check_last_turn(harness, "good", {})

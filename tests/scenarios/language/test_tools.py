@@ -75,6 +75,28 @@ def test_a_stream_is_the_whole_in_pieces() -> None:
     assert sum(bool(one.get("reasoning")) for one in documents) > 1
 
 
+def test_tokens_of_reasoning_are_counted() -> None:
+    """With the marks around it, also for a stream, at the limit, and by an engine that goes on with a reply."""
+    model, store = calling(), MemoryStore()
+    harness = Harness(model, store=store)
+    num_thought = len(model.tokenizer(f"<think>{REASONING}</think>").input_ids)
+    details = {"reasoning_tokens": num_thought}
+    first = harness.ask(chat(), creates_session=True, request_id="a")
+    assert first["usage"]["completion_tokens_details"] == details
+    replayed = Harness(model, store=store).ask(chat(), request_id="a", is_retry=True)
+    assert replayed["usage"] == first["usage"]
+    second = harness.ask(chat(QUESTION, *result(first["tool_calls"][0])))
+    assert "completion_tokens_details" not in second["usage"]
+    request = harness.submit(chat(stream=True))
+    harness.run()
+    assert harness.last(request)["usage"]["completion_tokens_details"] == details
+    cut = harness.ask(chat(max_new_tokens=3))
+    assert cut["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+    ids = tuple(model.tokenizer(f"<think>{REASONING}").input_ids)
+    other = Harness(model).ask(chat(), creates_session=True, is_retry=True, replay=ids)
+    assert other["usage"]["completion_tokens_details"] == details
+
+
 @pytest.mark.parametrize("steps", range(2, 9))
 def test_a_stream_goes_on_after_a_crash(steps: int) -> None:
     """Wherever the engine dies: in the reasoning, in a mark, in a call. The ids of calls are the same too."""

@@ -71,6 +71,20 @@ def test_a_poisoned_device_ends_the_engine_in_a_commit(
     assert not any(event.ends for event in harness.events[request])
 
 
+@pytest.mark.parametrize("place", ["turns.preparation.Preparation.prepare", "decoding.sample"])
+def test_a_poisoned_device_ends_the_engine_in_any_part_of_a_turn(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Also where a turn starts, which no other error gets out of."""
+
+    def fail(*args: Any) -> None:
+        raise torch.AcceleratorError("the device is broken")
+
+    monkeypatch.setattr(f"ts_stateful.language.{place}", fail)
+    with pytest.raises(torch.AcceleratorError):
+        harness.ask(ask())
+
+
 def test_a_reply_that_cannot_be_shown_is_committed(
     harness: Harness, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

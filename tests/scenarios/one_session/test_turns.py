@@ -53,6 +53,16 @@ def test_a_committed_turn_is_answered_from_its_record(harness: Harness) -> None:
     assert harness.ask(Info(session_id="s"))["turns"] == 1
 
 
+def test_a_turn_is_not_answered_by_that_of_another_prompt(harness: Harness) -> None:
+    """Two clients of a session gave their prompts the same number: one of them has to know."""
+    running, other = (harness.submit(ask(text, turn=1)) for text in ("Hello", "Bye"))
+    harness.run()
+    assert "error" not in harness.last(running)
+    assert code(harness.last(other)) == "turn_gap"
+    assert code(harness.ask(ask("Bye", turn=1))) == "turn_gap"
+    assert harness.ask(ask("Hello", turn=1))["replayed"]
+
+
 def test_a_retry_attaches_to_the_turn_in_progress(harness: Harness) -> None:
     """A retried stream gets the text from its beginning."""
     first = harness.submit(ask(stream=True, turn=1))
@@ -205,6 +215,22 @@ def test_a_stop_string_ends_the_reply_before_it(harness: Harness) -> None:
     text = "".join(harness.parts(request)) + harness.last(request)["text"]
     assert text == whole[: whole.index(stop)]
     assert harness.last(request)["finish_reason"] == "stop"
+
+
+def test_a_stop_string_in_a_token_is_not_in_the_history(harness: Harness, model: Model) -> None:
+    """What the token has before it is: the next turn goes on from the text that the client has."""
+    whole = harness.ask(ask(max_new_tokens=40))["text"]
+    for number, start in enumerate(range(6, 18)):
+        name = f"t{number}"
+        harness.open(name)
+        stop = whole[start : start + 3]
+        answer = harness.prompt(name, "Hello", stop=(stop,), max_new_tokens=40)
+        session = harness.engine.table.get(name)
+        reply = session.state.log[answer["usage"]["prompt_tokens"] :]
+        assert model.tokenizer.decode(reply) == answer["text"] == whole[: whole.index(stop)]
+        harness.prompt(name, "Go on.", max_new_tokens=12)
+        reference_reply(model, harness, name, 12)
+        harness.close(name)
 
 
 def test_a_failing_row_fails_alone(harness: Harness, model: Model) -> None:

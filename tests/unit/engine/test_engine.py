@@ -11,6 +11,7 @@ import pytest
 from tests.support.clock import FakeClock
 from tests.support.harness import LaterExecutor
 from ts_stateful.config.schema import Config
+from ts_stateful.engine.administration import administer
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.reports import session_info
@@ -19,6 +20,7 @@ from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.errors import SessionClosed, SessionExpired, SessionNotFound
 from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.operations import ListSessions
 from ts_stateful.protocol.requests import Info, Open
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.places import Limits
@@ -48,6 +50,7 @@ class NumberKind:
     """Opens sessions and describes them. `stored` are the ids that a search finds, or what it raises."""
 
     num_parameters = 1
+    fatal: type[Exception] = ConnectionAbortedError
     busy = False
 
     def __init__(self, core: EngineCore[Number]) -> None:
@@ -62,6 +65,8 @@ class NumberKind:
             table.open(str(command.session_id), Number())
         elif isinstance(command, Info) and command.session_id == "broken":
             raise ZeroDivisionError
+        elif isinstance(command, Info) and command.session_id == "poisoned":
+            raise self.fatal
         else:
             table.get(str(command.session_id))
         self.core.outbox.answer(request.message.request_id, {"ok": True})
@@ -255,3 +260,18 @@ def test_stats_join_the_kind_and_the_table() -> None:
     engine.ask("a", "s", opens=True)
     stats = engine.engine.stats()
     assert (stats.steps_done, stats.sessions_open, stats.store_failures) == (7, 1, 0)
+
+
+def test_an_error_of_a_poisoned_device_leaves_the_engine() -> None:
+    """It must not become the refusal of a request or of an operation."""
+    engine = Engine(store=False)
+    with pytest.raises(NumberKind.fatal):
+        engine.ask("a", "poisoned")
+    engine.ask("b", "s", opens=True)
+    engine.kind.describe = _poisoned  # type: ignore[method-assign]
+    with pytest.raises(NumberKind.fatal):
+        administer(engine.engine, ListSessions())
+
+
+def _poisoned(session: Session[Number]) -> SessionInfo:
+    raise NumberKind.fatal

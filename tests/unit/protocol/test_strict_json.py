@@ -54,3 +54,9 @@ def test_what_is_not_json_is_refused(text: str) -> None:
 def test_a_number_beyond_all_floats_is_infinite() -> None:
     """What reads the field decides if that is an error."""
     assert parse_json(b'{"a": 1e400}') == {"a": math.inf}
+
+
+def test_a_byte_order_mark_is_named() -> None:
+    """Editors put it before a text, where people do not see it."""
+    with pytest.raises(InvalidRequest, match="begins with a byte order mark; send it without"):
+        parse_json(b'\xef\xbb\xbf{"prompt": "hi"}')

@@ -27,6 +27,7 @@ __all__ = ["Context", "Past", "Stored"]
 logger = logging.getLogger(__name__)
 
 _HOST = torch.device("cpu")
+_CUDA_NO_MEMORY = 2  # cudaErrorMemoryAllocation, also of memory that cannot be pinned
 
 
 class Past(NamedTuple):
@@ -180,6 +181,9 @@ class Context:
             self.kv.move(_HOST)
         # CUDA's errors are RuntimeErrors, as is that nothing more can be pinned.
         except (RuntimeError, MemoryError) as error:
+            is_of_device = isinstance(error, torch.AcceleratorError)
+            if is_of_device and getattr(error, "error_code", None) != _CUDA_NO_MEMORY:
+                raise  # it is poisoned: the process must die
             logger.warning("KV states could not be moved to host memory: %s", error)
             self.to_record()
         else:

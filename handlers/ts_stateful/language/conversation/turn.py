@@ -110,6 +110,8 @@ class Sequence:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the reply's ids, if asked for
     penalties: RowPenalties = NO_PENALTIES
     parsing: Parsing | None = None  # of the reply, if it is parsed
+    parser: ReplyParser | None = None  # of the reply id by id, to count those that are reasoning
+    num_reasoning: int = 0
     matcher: Matcher | None = None  # of the grammar that the reply follows
     max_new_tokens: int = 0
     image_mask: bytearray | None = None  # 1 where an id of the prompt stands for an image
@@ -182,6 +184,10 @@ class Sequence:
         """Ids generated so far."""
         return len(self.ids) - self.num_prompt
 
+    def num_kept(self, num_ids: int) -> int:
+        """Return how many of the `num_ids` of its session's log, once it is committed, were ids of this turn before."""
+        return num_ids if self.reply is None else self.num_prompt + self.reply.num_kept
+
     @property
     def text(self) -> str:
         """The reply so far, as far as it may be shown."""
@@ -217,6 +223,7 @@ class Sequence:
             return "stop"
         self.ids.append(token)
         stops |= reply.push(token)
+        self.num_reasoning += self.parser is not None and self.parser.reasons(reply.last_piece)
         stops |= self.matcher is not None and self.matcher.consume(token)
         if chosen.logprob is not None:
             self.logprobs.append(TokenLogprob(token, reply.num_decoded, chosen.logprob, chosen.top))

@@ -87,6 +87,7 @@ class TurnEntry(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults
     parsing: Parsing | None = None
     note: str = ""
     has_reply: bool = True
+    copied: bool = False
 
 
 class RewoundEntry(Struct, frozen=True, tag="rewound", tag_field="kind", omit_defaults=True):

@@ -213,6 +213,7 @@ class SessionRecords:
             parsing=turn.parsing,
             note=turn.note,
             has_reply=delta.has_reply,
+            copied=turn.copied,
             writer=self._writer,
         )
 
@@ -288,6 +289,7 @@ def _turn_of(entry: TurnEntry) -> Turn:
         logprobs=entry.logprobs,
         parsing=entry.parsing,
         note=entry.note,
+        copied=entry.copied,
     )
 
 

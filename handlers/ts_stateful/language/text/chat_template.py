@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import mark_control_tokens
 
 from ts_stateful.language.text.call_fields import call_fields
 from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, common_prefix
-from ts_stateful.language.text.marked_chat import encode_marked
+from ts_stateful.language.text.marked_chat import control_tokens, encode_marked
 from ts_stateful.language.text.placeholders import Placeholder, Placeholders
 from ts_stateful.language.text.prompt_form import NO_FORM, PromptForm
 from ts_stateful.language.text.reply_parser import ReplyTemplate, functions_of, parse_reply
@@ -48,11 +48,8 @@ class ChatText:
         self._tokenizer, self._owner = tokenizer, owner
         self.has_template = getattr(owner, "chat_template", None) is not None
         self._placeholders = Placeholders(tokenizer, placeholders)
-        tokens = [added.content for added in tokenizer.added_tokens_decoder.values()]
-        unknown = tokenizer.unk_token
-        if unknown in tokens and _is_made_from_text(tokenizer, unknown):
-            tokens.remove(unknown)
-        tokens = [token for token in tokens if not (token.isspace() or form.is_word(token))]
+        tokens = {token for token in control_tokens(tokenizer, owner) if not form.is_word(token)}
+        tokens |= {each.token for each in placeholders}
         controls = sorted(tokens, key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, controls)) or "(?!)")
         self._takes_parts = bool(placeholders) or self._hides_texts()
@@ -109,12 +106,16 @@ class ChatText:
         extension: Extension,
         reply: Message,
         reply_ids: Sequence[int],
+        rest: str = "",
     ) -> Delta:
-        """Return the change of the dialogue and its log by a turn, once its reply is complete."""
+        """Return the change of the dialogue and its log by a turn, once its reply is complete: `reply_ids`, and then `rest`."""
         keep_chars = common_prefix(dialogue.rendered, extension.rendered)
+        ids = [*extension.ids, *reply_ids]
+        if rest:
+            ids += self._encode_after(self._tokenizer.decode(ids[-_ANCHOR_CHARS:]), rest)
         return Delta(
             keep=extension.keep,
-            ids=(*extension.ids, *reply_ids),
+            ids=tuple(ids),
             keep_chars=keep_chars,
             rendered=extension.rendered[keep_chars:],
             messages=(*messages, reply),
@@ -278,16 +279,6 @@ class ChatText:
                 "the text contains a control token, which this model's tokenizer cannot encode as text; remove it",
                 field="prompt",
             ) from None
-
-
-def _is_made_from_text(tokenizer: PreTrainedTokenizerFast, token: str) -> bool:
-    """Return True for a token that stands for any unknown text, and so also for its own name: it controls nothing."""
-    marked = mark_control_tokens(token, re.compile(re.escape(token)))
-    try:
-        encode_marked(tokenizer, marked)
-    except ValueError:
-        return True
-    return False
 
 
 def _num_images(messages: Sequence[Message]) -> int:

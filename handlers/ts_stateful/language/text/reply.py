@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
@@ -47,12 +48,23 @@ class ReplyText:
         return len(self._decoded)
 
     @property
+    def last_piece(self) -> str:
+        """The text that the last id added, shown or not."""
+        return self._decoded[self._ends[-2] if len(self._ends) > 1 else 0 :]
+
+    @property
     def num_kept(self) -> int:
-        """The number of ids that carry the shown text; those after a stop string do not count."""
+        """The number of ids up to the last one that has shown text alone; those of a stop string do not count."""
         if not self.stopped:
             return len(self._ids)
-        starts = [0, *self._ends]
-        return sum(start < self._shown for start in starts[: len(self._ids)])
+        places = enumerate(itertools.pairwise((0, *self._ends)), start=1)
+        return max((n for n, (start, end) in places if start < end <= self._shown), default=0)
+
+    @property
+    def rest(self) -> str:
+        """The shown text after the ids that are kept: what a token has before the stop string in it."""
+        kept = self.num_kept
+        return self._decoded[(0, *self._ends)[kept] : self._shown] if self.stopped else ""
 
     def push(self, token_id: int) -> bool:
         """Append the next id; return True if a stop string is complete, which ends the reply."""

@@ -118,8 +118,8 @@ def functions_of(tools: Iterable[Tool]) -> list[dict[str, Any]]:
 class ReplyParser:
     """The parser of one reply, which takes its text in any pieces; control tokens are part of the text.
 
-    A call that is malformed is text. Blanks at the ends of a part are left out. `origin` makes the ids of calls: they are the
-    same if the reply is parsed again.
+    A call that is malformed, or of a reply that may call nothing, is text. Blanks at the ends of a part are left out. `origin`
+    makes the ids of calls: they are the same if the reply is parsed again.
 
     A reply with a form is text as it is, unless it begins with a call.
     """
@@ -133,15 +133,23 @@ class ReplyParser:
             template.response, prefix=parsing.prefix, tools=functions_of(parsing.tools)
         )
         self._origin = origin
+        self._may_call = bool(parsing.tools)
         self._num_calls = 0
         self._call = ""  # the text of a call so far
         self._blanks = ""  # at the end of a part, until it goes on
         self._is_fresh = True  # the part has no text yet
+        self._in_reasoning = False
         self._read(self._parser.initial_events)
 
     def feed(self, text: str) -> ReplyPiece:
         """Return what the next text adds."""
         return self._advance(text, is_last=False)
+
+    def reasons(self, text: str) -> bool:
+        """Take the next text; return True if it belongs to reasoning or its marks."""
+        was_in_reasoning = self._in_reasoning
+        self.feed(text)
+        return was_in_reasoning or self._in_reasoning
 
     def finish(self) -> ReplyPiece:
         """Return what the end of the reply adds."""
@@ -171,14 +179,17 @@ class ReplyParser:
             kind, name = event["type"], event["field"]
             if kind == "region_open":
                 self._is_fresh, self._blanks, self._call = True, "", ""
+                self._in_reasoning = name in _REASONING
             elif kind == "region_chunk" and name == "content":
                 piece = piece.joined(ReplyPiece(self._trimmed(event["text"])))
             elif kind == "region_chunk" and name in _REASONING:
                 piece = piece.joined(ReplyPiece(reasoning=self._trimmed(event["text"])))
             elif kind == "region_chunk":
                 self._call += event["text"]
-            elif kind == "region_close" and name == "tool_calls":
-                piece = piece.joined(self._called(event["value"]))
+            elif kind == "region_close":
+                self._in_reasoning = False
+                if name == "tool_calls":
+                    piece = piece.joined(self._called(event["value"]))
         return piece
 
     def _trimmed(self, text: str) -> str:
@@ -191,6 +202,8 @@ class ReplyParser:
 
     def _called(self, value: Any) -> ReplyPiece:
         calls = []
+        if not self._may_call:
+            return ReplyPiece(self._call)
         for one in value if isinstance(value, list) else [value]:
             function = one.get("function") if isinstance(one, dict) else None
             if not isinstance(function, dict) or not _is_whole(function.get("name")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from ts_stateful.engine.core import EngineCore
@@ -67,7 +68,10 @@ class Branches:
         self, message: Submit, source: Session[Context], command: Respond
     ) -> Session[Context]:
         """Open a new session for a turn that follows an earlier one of `source`; the turn waits until it is written."""
-        turns = _first_turns(source, command.after or 0, "previous_response_id")
+        turns = [
+            replace(turn, copied=True)
+            for turn in _first_turns(source, command.after or 0, "previous_response_id")
+        ]
         asked = Fork(new_session_id=command.new_session_id)
         fork = self._made(
             source, turns, asked, origin=message.request_id, ephemeral=message.ephemeral

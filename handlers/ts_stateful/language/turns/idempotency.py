@@ -5,13 +5,14 @@ from __future__ import annotations
 from ts_stateful.engine.waiting import PendingRequest
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Subscriber
+from ts_stateful.language.text.marked_chat import unmarked
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.preparation import check_number
 from ts_stateful.protocol.answers import Closed
-from ts_stateful.protocol.errors import SessionClosed
+from ts_stateful.protocol.errors import SessionClosed, TurnGap
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Close, Prompt
-from ts_stateful.sessions.session import Session
+from ts_stateful.sessions.session import Session, Turn
 from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["Idempotency", "prompts_of"]
@@ -65,8 +66,13 @@ class Idempotency:
         return closed
 
     def reattach(self, session: Session[Context], turn: int, message: Submit) -> bool:
-        """Answer a retried turn from its record, or attach the request to the turn in progress or in the queue."""
+        """Answer a retried turn from its record, or attach the request to the turn in progress or in the queue.
+
+        Raises:
+            TurnGap: there is no such turn, or it was another prompt.
+        """
         if turn <= len(session.turns):
+            _check_same(message, _prompt_of(session.turns[turn - 1]), turn)
             self._outbox.replayed(_subscriber(message), session.session_id, session.turns[turn - 1])
             return True
         prompts = prompts_of(session)
@@ -74,8 +80,26 @@ class Idempotency:
         if ahead >= len(prompts):
             check_number(turn, len(session.turns) + len(prompts) + 1)
             return False
+        pending = prompts[ahead].command
+        assert isinstance(pending, Prompt)
+        _check_same(message, unmarked(pending.prompt), turn)
         self._waiters.subscribe(prompts[ahead], message)
         return True
+
+
+def _prompt_of(turn: Turn) -> str:
+    """Return the text of a committed turn's last message before the reply."""
+    said = turn.delta.messages[: -1 if turn.delta.has_reply else None]
+    return unmarked(said[-1].text) if said else ""
+
+
+def _check_same(message: Submit, prompt: str, turn: int) -> None:
+    command = message.command
+    if type(command) is Prompt and unmarked(command.prompt) != prompt:
+        raise TurnGap(
+            f"turn {turn} was another prompt, of another client perhaps; ask for the session's turns, and send the next",
+            field="turn",
+        )
 
 
 def prompts_of(session: Session[Context]) -> list[Sequence]:

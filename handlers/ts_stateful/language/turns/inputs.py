@@ -9,6 +9,7 @@ from functools import partial
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.encoders.known_urls import urls_of
 from ts_stateful.language.encoders.loader import Loaded, TurnMedia
@@ -83,13 +84,15 @@ class TurnInputs:
     def _compile(self, sequence: Sequence, ready: Ready) -> None:
         try:
             asked = self._form_of(sequence.command)
+            if asked is not None:
+                self._grammars.compile(asked, partial(self._compiled, sequence, ready))
         except StatefulError as error:
             ready(sequence, error)
-            return
-        if asked is None:
-            ready(sequence, None)
+        except Exception as error:  # a thread may not start, a library may raise anything
+            ready(sequence, turn_defect(error, "compiling a grammar"))
         else:
-            self._grammars.compile(asked, partial(self._compiled, sequence, ready))
+            if asked is None:
+                ready(sequence, None)
 
     def _form_of(self, command: object) -> ResponseFormat | CallsOrForm | None:
         """Return the form of a reply, if it has one: calls of tools that are forced, or that which is asked for.

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
 
-import torch
-
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.encoders.loader import TurnMedia
 from ts_stateful.language.grammar.compiler import GrammarCompiler
 from ts_stateful.language.network.load import Model
@@ -22,7 +21,6 @@ from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
 from ts_stateful.language.turns.preparation import Preparation, added_messages, resume_reply
 from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.protocol.chat import Discard, Respond
-from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import (
     SessionClosed,
     SessionMoved,
@@ -69,7 +67,7 @@ class Turns:
         try:
             self._inputs.get(sequence, images, files, self._has_inputs)
         except Exception as error:  # a thread may not start, a library may raise anything
-            self.fail(sequence, defect(error, "getting what a turn needs"))
+            self.fail(sequence, turn_defect(error, "getting what a turn needs"))
 
     def fail(self, sequence: Sequence, error: StatefulError) -> None:
         """Roll the turn back: the session stands where its last committed turn left it."""
@@ -88,7 +86,7 @@ class Turns:
             self._forget(session, SessionNotFound("the session could not be opened"))
         elif sequence.ephemeral:
             self.implicit.ended(sequence)
-        elif sequence.forked and not session.work:
+        elif sequence.forked and not any(isinstance(work.command, Prompt) for work in session.work):
             self._core.table.close(session)
             self._persistence.ended(session, "closed")
         self._persistence.became_idle()
@@ -99,7 +97,7 @@ class Turns:
         try:
             turn = self._turn(sequence, reason) if isinstance(sequence.command, Prompt) else None
         except Exception as error:  # a tokenizer may raise anything
-            self._recorded(sequence, None, defect(error, "ending a turn"))
+            self._recorded(sequence, None, turn_defect(error, "ending a turn"))
             return
         if turn is None:
             sequence.context.open(sequence.ids)
@@ -138,7 +136,7 @@ class Turns:
                 running.followers.append(follower)
                 self.finish(running, "cancelled")
                 return False
-            running.creates_session = False  # closed, which is not the same as never opened
+            running.creates_session = running.forked = False  # closed, not: never opened
             self.fail(running, error)
         return True
 
@@ -166,10 +164,8 @@ class Turns:
     def _written(self, sequence: Sequence, done: Done, error: StatefulError | None) -> None:
         done(error)
         self._leave(sequence)
-        if isinstance(error, SessionMoved):
+        if isinstance(error, SessionMoved) or (error and isinstance(sequence.command, Fork)):
             self._forget(sequence.session, error)
-        elif error is not None and isinstance(sequence.command, Fork):
-            self._forget(sequence.session, SessionNotFound("the session could not be opened"))
         self._resume_followers(sequence)
 
     def _recorded(self, sequence: Sequence, turn: Turn | None, error: StatefulError | None) -> None:
@@ -178,12 +174,11 @@ class Turns:
                 self._commit(sequence, turn)
             else:
                 self.fail(sequence, error)
-        except torch.AcceleratorError:
-            raise  # the device is poisoned: the process must die, and the turn is answered by the next one
         except Exception as failure:  # a library may raise anything
+            reason = turn_defect(failure, "committing a turn")
             # The session may have a part of the turn, so it ends here. What the store has of it is whole, and goes on.
             self.release(sequence)
-            self._forget(sequence.session, defect(failure, "committing a turn"))
+            self._forget(sequence.session, reason)
         self._resume_followers(sequence)
 
     def _resume_followers(self, sequence: Sequence) -> None:
@@ -208,7 +203,7 @@ class Turns:
         if context.kv.per_prompt:
             context.to_record()
         self._preparation.prefixes.learn(sequence)
-        context.kv.truncate(len(context.log))
+        context.kv.truncate(sequence.num_kept(len(context.log)))
         context.images += sequence.images
         context.remember(sequence.urls)
         sequence.images = []
@@ -237,7 +232,7 @@ class Turns:
             usage=usage_of(sequence),
             timing=self.outbox.timing_of(sequence),
             delta=self._model.text.committed(
-                sequence.base.dialogue, sequence.messages, extension, message, reply_ids
+                sequence.base.dialogue, sequence.messages, extension, message, reply_ids, reply.rest
             ),
             origin=sequence.origin,
             logprobs=tuple(sequence.logprobs[: reply.num_kept]),
@@ -269,7 +264,7 @@ class Turns:
         except StatefulError as error:
             self.fail(sequence, error)
         except Exception as error:  # a template or a tokenizer may raise anything
-            self.fail(sequence, defect(error, "starting a turn"))
+            self.fail(sequence, turn_defect(error, "starting a turn"))
 
     def _start(self, sequence: Sequence) -> None:
         self._preparation.prepare(sequence)

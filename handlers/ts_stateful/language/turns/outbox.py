@@ -6,7 +6,7 @@ import dataclasses
 from itertools import islice
 from typing import Any
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from ts_stateful.clock import Clock
 from ts_stateful.engine.outbox import Outbox
@@ -18,6 +18,7 @@ from ts_stateful.protocol.answers import (
     Logprob,
     Opened,
     Recalled,
+    ReplyDetails,
     Timing,
     TokenDetails,
     TopLogprob,
@@ -287,8 +288,10 @@ def _unacked(sequence: Sequence, subscriber: Subscriber) -> dict[str, Any]:
 
 def usage_of(sequence: Sequence) -> Usage:
     """Return the token counts of a turn so far; an `open` has no completion."""
+    reasoning = ReplyDetails(sequence.num_reasoning) if sequence.num_reasoning else UNSET
     return Usage(
         prompt_tokens=sequence.num_prompt,
         completion_tokens=sequence.num_generated if isinstance(sequence.command, Prompt) else 0,
         prompt_tokens_details=TokenDetails(cached_tokens=sequence.cached),
+        completion_tokens_details=reasoning,
     )

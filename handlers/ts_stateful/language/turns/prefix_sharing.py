@@ -45,10 +45,8 @@ class PrefixSharing:
         length = prefix_length(opening, self._media_tokens)
         if context.kv.length or not 0 < length <= kept:
             return 0
-        if context.prefix is None:
-            tenant, adapter = sequence.session.tenant, context.adapter
-            owner = (tenant, adapter) if adapter else tenant
-            key = prefix_key(opening[:length], owner)
+        key = _key(sequence, length)
+        if context.prefix is None or context.prefix.key != key:
             made = self._shared.get(key, lambda: Prefix(key, length))
             assert isinstance(made, Prefix)
             context.prefix = made
@@ -57,11 +55,11 @@ class PrefixSharing:
 
     def learn(self, sequence: Sequence) -> None:
         """Keep the KV states of the system prompt with which a turn opened its session."""
-        context = sequence.context
-        if context.prefix is not None and (
-            self._system(sequence) or isinstance(sequence.command, Open)
-        ):
-            context.prefix.learn(context.kv, self._table.make_room)
+        prefix = sequence.context.prefix
+        if prefix is None or not (self._system(sequence) or isinstance(sequence.command, Open)):
+            return
+        if prefix.key == _key(sequence, prefix.length):  # a fork with other tools begins otherwise
+            prefix.learn(sequence.context.kv, self._table.make_room)
 
     def _opening(self, sequence: Sequence) -> tuple[Items[int], int]:
         """Return the ids of the system prompt and of what always follows it, and how many of them the turn begins with."""
@@ -86,3 +84,9 @@ class PrefixSharing:
             return self._text.begin(command.instructions, 0).messages
         first = sequence.messages[:1]
         return first if first and first[0].role == "system" else ()
+
+
+def _key(sequence: Sequence, length: int) -> str:
+    """Return the name of the first `length` ids of a turn, as a prefix."""
+    tenant, adapter = sequence.session.tenant, sequence.context.adapter
+    return prefix_key(sequence.ids[:length], (tenant, adapter) if adapter else tenant)

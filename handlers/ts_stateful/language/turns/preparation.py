@@ -14,6 +14,7 @@ from ts_stateful.language.kv.spans import beginning_of
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
+from ts_stateful.language.text.reply_parser import ReplyParser
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
 from ts_stateful.protocol.answers import Timing, TokenDetails, Usage
@@ -117,6 +118,8 @@ class Preparation:
     def _appended(self, sequence: Sequence, command: Prompt) -> Extension:
         """Return the log of the history that the turn continues, with its messages."""
         text, base = self._model.text, sequence.base
+        if sequence.generates and not (sequence.messages or base.dialogue.messages):
+            raise InvalidRequest("there is nothing to answer; send a message", field="prompt")
         expansions = [image.ids for image in sequence.all_images]
         if not sequence.generates and (base.dialogue.rendered or not sequence.messages):
             # After a reply, the next turn reads these messages: its ids follow the reply's, as they were generated.
@@ -137,6 +140,7 @@ class Preparation:
             # A grammar leaves no room for what the template has begun, such as reasoning.
             prefix = "" if has_form else text.reply_template.prefix_of(extension.rendered)
             sequence.parsing = Parsing(prefix, tools, has_form)
+            sequence.parser = ReplyParser(text.reply_template, sequence.parsing, sequence.origin)
         return extension
 
     def _parses(self, command: Prompt) -> bool:
@@ -228,7 +232,7 @@ def _check_window(sequence: Sequence, window: int) -> None:
         raise ContextTooLong(
             f"history, prompt and images are {need} tokens and the context window is {window}; "
             f"{left} tokens are left for a prompt",
-            field="prompt" if generates else opening,
+            field="prompt" if isinstance(sequence.command, Prompt) else opening,
         )
     if generates and isinstance(sequence.command, Prompt):
         sequence.max_new_tokens = min(sequence.command.max_new_tokens, window - need)

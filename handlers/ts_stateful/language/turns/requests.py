@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from typing import Any
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.reports import server_hello
 from ts_stateful.engine.waiting import PendingRequest
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.uploads import Uploads
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.logprobs import Chosen
@@ -30,6 +31,7 @@ from ts_stateful.protocol.requests import (
     Fork,
     Hello,
     Info,
+    Media,
     Open,
     Prompt,
     Rewind,
@@ -94,7 +96,7 @@ class LanguageRequests:
             self._outbox.answer(request_id, reports.with_model(hello, self._core, self._model))
         elif isinstance(command, Open):
             if not self._idempotency.opened_before(message):
-                self._admit(self._new_session(message, command), command, message)
+                self._admit(self._new_session(message, command), command, message, command.media)
         elif isinstance(command, Prompt):
             self._prompt(message, command)
         elif isinstance(command, Continue):
@@ -162,7 +164,7 @@ class LanguageRequests:
         if message.is_retry and self._idempotency.answered_before(message):
             return
         if message.creates_session:
-            self._admit(self._new_session(message, command), command, message)
+            self._admit(self._new_session(message, command), command, message, command.media)
             return
         session = self._session(command.session_id)
         if command.turn is not None and self._idempotency.reattach(session, command.turn, message):
@@ -177,18 +179,24 @@ class LanguageRequests:
                 else "the session has no adapter",
                 field="adapter",
             )
+        media = self.uploads.find(session, command.media)
+        self._check_quotas(message, session.session_id)
+        # A branch is made at last: one that was refused would stay.
+        taker = session
         if isinstance(command, Respond):
-            session = self._responses.session_for(message, session, command)
-        waiting = sum(work.status is not Status.RUNNING for work in session.work)
-        limit = self._core.config.frontend.max_sequence_job_queue_size
-        if session.busy and waiting >= limit:
+            taker = self._responses.session_for(message, session, command)
+        if taker is session:
+            self._check_queue(session)
+        self._admit(taker, command, message, media)
+
+    def _check_queue(self, session: Session[Context]) -> None:
+        waiting = len(prompts_of(session)) - 1  # one has its turn, or is next
+        if waiting >= self._core.config.frontend.max_sequence_job_queue_size:
             raise QueueFull(
                 f"this session's queue is full ({waiting} prompts, maxSequenceJobQueueSize);"
                 " wait for an answer first",
                 retry_after_s=1.0,
             )
-        self._check_quotas(message, session.session_id)
-        self._admit(session, command, message)
 
     def _check_media(self, command: Open | Prompt, files: tuple[bytes, ...]) -> None:
         """Refuse media of another kind than the model's, and too many; `files` are of its kinds."""
@@ -211,8 +219,13 @@ class LanguageRequests:
         self._table.touch(session)
         self._outbox.answer(message.request_id, answer, session_id=session.session_id)
 
-    def _admit(self, session: Session[Context], command: Open | Prompt, message: Submit) -> None:
-        images = self.uploads.find(session, command.media)
+    def _admit(
+        self,
+        session: Session[Context],
+        command: Open | Prompt,
+        message: Submit,
+        media: Items[Media],
+    ) -> None:
         sequence = Sequence(
             session,
             command,
@@ -228,7 +241,7 @@ class LanguageRequests:
             sequence.leader = leader
             leader.led.append(sequence)
         self._waiters.subscribe(sequence, message)
-        self._turns.admit(sequence, images, message.attachments)
+        self._turns.admit(sequence, media, message.attachments)
 
     def _continue(self, message: Submit, command: Continue) -> None:
         request_id = message.request_id

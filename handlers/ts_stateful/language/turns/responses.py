@@ -94,15 +94,13 @@ class ResponseTurns:
         """Forget the note of a turn, and the last turns if none has one; return True if the session is to be closed.
 
         Raises:
-            TurnGap, SessionNotFound: there is no such turn.
-            QueueFull: the session is in use.
+            TurnGap, SessionNotFound: there is no such turn, or the session is in use; then `field` is set.
         """
+        _check_known(session, prompts_of(session), command.turn)
         if session.busy:
-            raise QueueFull(
-                "a turn is in progress; cancel it, or wait for its end", retry_after_s=1.0
-            )
-        _check_known(session, [], command.turn)
-        left = [turn.number for turn in session.turns if turn.note and turn.number != command.turn]
+            raise TurnGap("a turn is in progress; cancel it, or wait for its end", field="turn")
+        notes = enumerate(_notes(session), start=1)
+        left = [number for number, note in notes if note and number != command.turn]
         if not left:
             return True
         last = left[-1]
@@ -162,9 +160,14 @@ def _unfinished(session: Session[Context], sequence: Sequence, number: int) -> R
     return Recalled(text="", session_id=session.session_id, turn=number, note=sequence.note)
 
 
+def _notes(session: Session[Context]) -> list[str]:
+    """Return the notes of the session's own turns, and an empty one for each that a branch copied."""
+    return ["" if turn.copied else turn.note for turn in session.turns]
+
+
 def _check_known(session: Session[Context], pending: list[Sequence], number: int) -> None:
     """Check that a turn has a note, if it is one."""
-    notes = [turn.note for turn in session.turns] + [sequence.note for sequence in pending]
+    notes = _notes(session) + [sequence.note for sequence in pending]
     if number > len(notes):
         raise TurnGap(f"there is no turn {number} of this session")
     if number and not notes[number - 1]:

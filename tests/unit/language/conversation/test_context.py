@@ -38,13 +38,16 @@ def refuse(patch: pytest.MonkeyPatch, error: Exception) -> None:
     patch.setattr(KVCache, "move", move)
 
 
+def of_cuda(code: int) -> torch.AcceleratorError:
+    """An error as torch makes it of one of CUDA."""
+    error = torch.AcceleratorError("CUDA error")
+    error.error_code = code  # type: ignore[attr-defined]
+    return error
+
+
 @pytest.mark.parametrize(
     "error",
-    [
-        torch.OutOfMemoryError("no room to gather them"),
-        torch.AcceleratorError("no memory to pin"),
-        MemoryError(),
-    ],
+    [torch.OutOfMemoryError("no room to gather them"), of_cuda(2), MemoryError()],
     ids=["device", "pinned", "host"],
 )
 def test_states_that_host_memory_cannot_take_are_dropped(
@@ -57,6 +60,15 @@ def test_states_that_host_memory_cannot_take_are_dropped(
     assert context.kv.device == HOST
     assert (context.device_bytes, context.host_bytes) == (0, 0)
     assert context.to_device() == "replay"
+
+
+def test_a_poisoned_device_is_not_taken_for_a_full_host(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the engine."""
+    refuse(monkeypatch, of_cuda(700))
+    with pytest.raises(torch.AcceleratorError):
+        context.to_host()
 
 
 def test_states_that_the_device_cannot_take_are_computed_again(

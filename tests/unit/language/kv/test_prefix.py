@@ -10,10 +10,11 @@ import torch
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.tiny import llama, llava, qwen2_vl
+from tests.support.tiny.calling import calling
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.prefix import Prefix, prefix_key, prefix_length
 from ts_stateful.language.network.load import Model
-from ts_stateful.protocol.chat import Chat, Said
+from ts_stateful.protocol.chat import Chat, Respond, Said, Tool
 
 SYSTEM = "You are a helpful assistant who answers every question about pictures in one short word."
 
@@ -117,6 +118,29 @@ def test_another_prompt_or_another_tenant_shares_nothing(model: Model) -> None:
     assert opened(harness, "b", tenant="y") == 0
     assert opened(harness, "c", SYSTEM + " Please!", tenant="x") == 0
     assert opened(harness, "d", tenant="x") > 0
+
+
+def test_a_fork_that_begins_with_tools_teaches_it_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ids are others from the first one, though it inherits the name of its source's system prompt."""
+    model = calling()
+    question, other = Said("user", ("What is it?",)), Said("user", ("Which one?",))
+    tool = Tool("count", "Count shapes.", {"type": "object", "properties": {}})
+
+    def ask(harness: Harness, name: str, *said: Said, tools: tuple[Tool, ...] = ()) -> Any:
+        """Ask without a session."""
+        settings: dict[str, Any] = {"instructions": SYSTEM, "tools": tools, "max_new_tokens": 6}
+        command = Respond(session_id=name, messages=said, **settings)
+        return harness.ask(command, creates_session=True, ephemeral=True)
+
+    harness = Harness(model)
+    with monkeypatch.context() as full:
+        full.setattr(Prefix, "learn", lambda *_: None)  # as where memory is short
+        first = ask(harness, "a", question)
+    ask(harness, "b", question, Said("assistant", (first["text"],)), other, tools=(tool,))
+    assert harness.engine.stats().implicit_continued == 1
+    found = ask(harness, "c", other)
+    assert cached(found) == 0
+    assert found["text"] == ask(Harness(model), "c", other)["text"]
 
 
 def test_a_session_that_was_evicted_begins_with_it_again() -> None:

@@ -144,3 +144,20 @@ def test_the_name_of_the_unknown_token_is_an_unknown_word() -> None:
     ]
     assert made[0] == made[1] == [2, 0, 2]
     assert 1 not in made[2]
+
+
+def test_an_added_word_of_a_text_is_its_token() -> None:
+    """As for stock code: only special tokens, and those that the template writes, control anything."""
+    template = CHATML.replace("<|im_start|>", "<|im_start|><call>")
+    tokenizer = tokenizer_of(*SPECIAL, template=template)
+    tokenizer.add_tokens(["<b>", "<call>"])
+    text = ChatText(tokenizer, tokenizer)
+    dialogue = Dialogue(text.begin(None, 0))
+
+    def count(token: str, prompt: str) -> int:
+        message = text.user_message(dialogue, prompt, 0)
+        extension = text.extend(dialogue, [], [message], [])
+        return extension.ids.count(tokenizer.convert_tokens_to_ids(token))
+
+    assert count("<b>", "is <b>it</b>?") == 1
+    assert count("<call>", "is it?") == count("<call>", "is <call> it?") > 0

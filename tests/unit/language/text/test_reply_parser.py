@@ -49,7 +49,7 @@ def template() -> ReplyTemplate:
 
 
 def read(template: ReplyTemplate, text: str, **fields: Any) -> ReplyPiece:
-    return parse_reply(template, Parsing(**fields), "r", text)
+    return parse_reply(template, Parsing(**{"tools": (Tool("f"),), **fields}), "r", text)
 
 
 def test_reasoning_text_and_calls(template: ReplyTemplate) -> None:
@@ -60,6 +60,14 @@ def test_reasoning_text_and_calls(template: ReplyTemplate) -> None:
     first, second = (call.id for call in found.tool_calls)
     assert first != second
     assert len(first) == 9
+
+
+def test_a_call_without_tools_is_text(template: ReplyTemplate) -> None:
+    """A client that offers none, or forbids calls, expects a message."""
+    found = read(template, f"Let me look.\n{CALL}", tools=())
+    assert found.tool_calls == ()
+    assert found.text.startswith("Let me look.")
+    assert '{"name": "f"' in found.text
 
 
 def test_a_template_may_begin_the_reasoning(template: ReplyTemplate) -> None:

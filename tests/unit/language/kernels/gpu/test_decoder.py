@@ -45,7 +45,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         return {**found, "OUTPUTS": 2048, "INPUTS": 32}
 
     monkeypatch.setattr(decoder, "_tiles", tiles)
-    monkeypatch.setattr(fused_rows, "_COUNTS", ((7, 1), (2, 2), (1, 1)))
+    monkeypatch.setattr(fused_rows, "_COUNTS", ((3, 1), (2, 1)))
 
 
 def made(name: str) -> Model:
