@@ -65,7 +65,8 @@ class PromptOptions(TypedDict, total=False):
 class Session:
     """An open session; leaving its `with` block closes it on the server.
 
-    Only one client may use it: turns are numbered here, and a second client would use the same numbers.
+    Only one client may use it: turns are numbered here, and a second client would use the same numbers. Only one thread at a
+    time may use it, except for `cancel`: numbers of turns that race to the server are refused as `TurnGap`.
     """
 
     def __init__(self, session: OpenSession) -> None:

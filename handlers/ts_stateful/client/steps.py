@@ -38,7 +38,7 @@ class StepReply:
 
 
 class Steps:
-    """A sequence; leaving its `with` block ends it on the server. Only one client may use it."""
+    """A sequence; leaving its `with` block ends it on the server. Only one client may use it, in one thread at a time."""
 
     def __init__(self, calls: Calls, session_id: str, *, num_steps: int) -> None:
         self.session_id = session_id

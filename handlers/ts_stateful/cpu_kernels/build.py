@@ -6,6 +6,7 @@ Their threads are torch's: all use the process's one OpenMP runtime.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -48,13 +49,15 @@ def load_library(cache: Path, name: Literal["language", "recurrent"]) -> ctypes.
     flags = [*_FLAGS, f"-DFIRST_CACHE={_first_cache()}"]
     parts = [*sources, " ".join(flags).encode(), compiler.encode(), _processor()]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    command = [
-        str(Path(compiler).absolute()),
-        *flags,
-        str(Path(_SOURCES, f"{name}.cpp").absolute()),
-    ]
+    source = Path(_SOURCES, f"{name}.cpp")
+    command = (str(Path(compiler).absolute()), *flags, str(source.absolute()))
+    return _load(cache, f"cpu_{name}-{key}.so", command)
+
+
+@functools.cache  # where no folder can keep a library, each call would compile it again
+def _load(cache: Path, name: str, command: tuple[str, ...]) -> ctypes.CDLL | None:
     try:
-        return load_or_compile(cache, f"cpu_{name}-{key}.so", command)
+        return load_or_compile(cache, name, command)
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("compiled CPU kernels are not available (%s): %s", name, error)
         return None

@@ -33,8 +33,24 @@ def test_what_was_compiled_is_found_again(tmp_path: Path) -> None:
     assert load_library(tmp_path, "recurrent") is not None
     (library,) = tmp_path.glob("*.so")
     built_at = library.stat().st_mtime_ns
+    build._load.cache_clear()
     assert load_library(tmp_path, "recurrent") is not None
     assert library.stat().st_mtime_ns == built_at
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_a_process_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no folder keeps the library, because others can write it."""
+    compiler, cache = tmp_path / "c++", tmp_path / "cache"
+    compiler.write_text(f'#!/bin/sh\necho run >> {tmp_path}/runs\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    cache.mkdir()
+    cache.chmod(0o777)
+    monkeypatch.setenv("CXX", str(compiler))
+    first = load_library(cache, "recurrent")
+    assert first is not None
+    assert load_library(cache, "recurrent") is first
+    assert (tmp_path / "runs").read_text() == "run\n"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")

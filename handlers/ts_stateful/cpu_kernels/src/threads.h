@@ -41,8 +41,10 @@ class Team {
 
   void begin(int num) {
     cpu_set_t allowed;
+    const bool is_known = !sched_getaffinity(0, sizeof allowed, &allowed);
+    for (int i = 1; is_known && is_bound && i < size; i++) sched_setaffinity(threads[i], sizeof allowed, &allowed);
     size = num;
-    is_bound = 1 < num && num <= MOST && !sched_getaffinity(0, sizeof allowed, &allowed) && CPU_COUNT(&allowed) == num;
+    is_bound = is_known && 1 < num && num <= MOST && CPU_COUNT(&allowed) == num;
     if (!is_bound) return;
     pid_t* found = threads;
 #pragma omp parallel num_threads(num)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -248,12 +249,19 @@ class Dispatcher:
         link.submit(message, tuple(others) if message.creates_session else ())
 
     def _watch(self) -> None:
+        failing: set[int] = set()
         while not self._stop.wait(_WATCH_S):
-            for link in self._links:
-                link.watch()
             stats = self._stats()
-            for publisher in self._publishers:
-                publisher.publish(stats)
+            calls: list[Callable[[], None]] = [link.watch for link in self._links]
+            calls += [partial(publisher.publish, stats) for publisher in self._publishers]
+            for index, call in enumerate(calls):
+                try:
+                    call()
+                    failing.discard(index)
+                except Exception:  # a thread's boundary: nothing else kills engines that hang
+                    if index not in failing:
+                        logger.exception("an engine was not watched, or stats not published")
+                    failing.add(index)
 
     def _stats(self) -> Stats:
         return sum(self.stats_by_engine, Stats())

@@ -134,6 +134,9 @@ class EngineLink:
     def _attach(self, connection: socket.socket) -> None:
         self._attached.clear()
         with self._lock:
+            if self._closing:  # since the supervisor has connected
+                connection.close()
+                return
             channel = Channel(connection, self, at_engine=False)
             channel.start()
             self._channel, self._down_since, self._silent_pings = channel, None, 0
@@ -165,7 +168,7 @@ class EngineLink:
             return request is not None
 
     def take(self, request_id: str) -> bool:
-        """Remove a request that goes to another engine; return False if it was dropped meanwhile."""
+        """Remove a request that goes to another engine, or is refused; return False if it was dropped meanwhile."""
         with self._lock:
             return self.in_flight.remove(request_id) is not None
 
@@ -265,9 +268,8 @@ class EngineLink:
         with self._lock:
             if self._closing or channel is not self._channel:
                 return
-            self._channel = None
+            self._channel, self._down_since = None, self._clock.monotonic()
             self._attached.set()  # the engine will not answer any more
-            self._down_since = self._clock.monotonic()
             self.num_sessions, self.stats = 0, self.stats.counts
             rejected = self.in_flight.engine_died()
             stranded = self.in_flight.stranded
@@ -293,8 +295,6 @@ class EngineLink:
     def _refuse(self, requests: list[InFlight], error: StatefulError) -> None:
         for request in requests:
             request_id = request.message.request_id
-            with self._lock:
-                known = self.in_flight.remove(request_id) is not None
-            if known and not request.answered:
+            if self.take(request_id) and not request.answered:
                 last = Event(request_id, EventKind.LAST, encode(error.to_body()), error.status)
                 self._listener.on_event(last)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from ts_stateful.protocol.chat import Chat, Said
 from ts_stateful.protocol.errors import SessionExists
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Prompt
+from ts_stateful.protocol.stats import Stats
 
 Start = Callable[..., Worker]
 
@@ -254,4 +257,40 @@ def test_a_request_whose_client_leaves_between_two_engines_is_dropped(runtime: P
     (full,) = [link for link in dispatcher.links if len(link.in_flight)]
     full.on_message(None, Event("r", EventKind.LAST, status=429))  # type: ignore[arg-type]
     assert [len(link.in_flight) for link in dispatcher.links] == [0, 0]
+    dispatcher.close()
+
+
+class Rounds(threading.Event):
+    """The end of a watch after three rounds without a pause."""
+
+    left = 3
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Count a round."""
+        self.left -= 1
+        return self.left < 0
+
+
+class Full:
+    """A publisher to a full disk."""
+
+    def publish(self, stats: Stats) -> None:
+        """Fail."""
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_engines_are_watched_whatever_fails_beside_them(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A publisher, or the watch of another engine. Each is logged once until it works again."""
+    document = {"maxNumSequence": 2, "handler": {"model": "model", "engines": 2}}
+    model = ServedModel(load_config(document), document, "tiny", runtime, os.getpid())
+    dispatcher = Dispatcher(model, Unread(), (Full(),))
+    watched: list[bool] = []
+    monkeypatch.setattr(dispatcher.links[0], "watch", lambda: Full().publish(Stats()))
+    monkeypatch.setattr(dispatcher.links[1], "watch", lambda: watched.append(True))
+    dispatcher._stop = Rounds()
+    dispatcher._watch()
+    assert len(watched) == 3
+    assert len(caplog.records) == 2
     dispatcher.close()

@@ -257,3 +257,22 @@ def test_an_engine_is_started_once_there_is_a_thread_again(monkeypatch: pytest.M
     for _ in range(3):
         link.watch()
     eventually(lambda: started == [True])
+
+
+def test_a_link_that_closes_while_it_connects_keeps_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine would wait for a worker that has left."""
+    link = InFlightBytes().link(0, heartbeat_s=0.0)
+    ours, theirs = socket.socketpair()
+
+    def connect() -> socket.socket:
+        """Connect, and lose the worker at once."""
+        link.close()
+        return ours
+
+    monkeypatch.setattr(link.supervisor, "connect", connect)
+    link.connect()
+    with theirs:
+        assert theirs.recv(1) == b""
+    assert not link.is_up
