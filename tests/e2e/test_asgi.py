@@ -193,6 +193,8 @@ def test_every_path_reaches_the_model(asgi: Speaker, path: str) -> None:
     assert (hello["profile"], hello["model"]) == ("asgi", "chat")
     api = "" if path == "/invocations" else path
     assert asgi.http.get(f"{base}{api}/v1/models").json()["data"][0]["id"] == "chat"
+    deleted = asgi.http.delete(f"{base}{api}/v1/models/chat")
+    assert (deleted.status_code, deleted.headers["allow"]) == (405, "GET, HEAD")
     refused = asgi.http.post(f"{base}/predictions/chat/2.0", json={"type": "hello"})
     assert (refused.status_code, refused.json()["error"]["field"]) == (404, "version")
 

@@ -129,7 +129,8 @@ class BodyReader:
 
     def _too_large(self) -> MediaTooLarge:
         return MediaTooLarge(
-            f"the request has more than {self._max_bytes} bytes (--max-body-bytes); send an image in parts, by `upload`",
+            f"the request has more than {self._max_bytes} bytes (--max-body-bytes); send less at a time,"
+            " and images by URL or in parts, by `upload`",
             field="body",
         )
 

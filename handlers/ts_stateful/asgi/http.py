@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
+import re
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -21,6 +22,7 @@ from ts_stateful.asgi.exchange import exchange
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.request_headers import http_headers
+from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder
 from ts_stateful.frontend.dialects.served_model import UnknownPath, split_deployment
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.correlation import Correlation
@@ -30,19 +32,19 @@ from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
 
-__all__ = [
-    "OpenAiRoot",
-    "Predictions",
-    "WrongMethod",
-    "error_response",
-    "joined_lists",
-    "refuse_other_paths",
-]
+__all__ = ["OpenAiRoot", "Predictions", "WrongMethod", "joined_lists", "refuse_other_paths"]
 
-logger = logging.getLogger(__name__)
 _Pairs = list[tuple[bytes, bytes]]
 _JSON = b"application/json"
 _API = "v1/"
+# The methods of a path after the model's own; those that read take a POST too, as TorchServe does not pass a method on.
+_METHODS = {
+    r"v1/((chat/)?completions|responses|conversations|responses/[^/]+/cancel)": "POST",
+    r"v1/models(/.+)?": "GET, HEAD",
+    r"v1/(responses/[^/]+/input_items|conversations/[^/]+/items)": "GET, POST",
+    r"v1/((responses|conversations)/[^/]+|conversations/[^/]+/items/[^/]+)": "GET, POST, DELETE",
+    r"(?!v1(/|$))(?s:.*)": "GET, POST, PUT",  # `curl -T` sends a PUT
+}
 _BAD_REQUEST, _NOT_FOUND = 400, 404
 
 
@@ -50,6 +52,14 @@ class WrongMethod(StatefulError):
     """The path exists, but does not take the request's method."""
 
     code, status = "method_not_allowed", 405
+    allowed = ""
+
+    @classmethod
+    def of(cls, path: str, method: str, allowed: str) -> WrongMethod:
+        """Return the error of a path that takes the methods `allowed`."""
+        error = cls(f"{path[:64]} does not take {method[:16]}; it takes {allowed}")
+        error.allowed = allowed
+        return error
 
 
 class Place(NamedTuple):
@@ -89,12 +99,11 @@ class Predictions:
         )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
-        pairs = [
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
-        ]
+        pairs = Headers(scope=scope).items()
         known, name = Correlation.of(pairs), place.model
         try:
             model = await self.models.find(name, place.version)
+            _check_method(scope, place.path)
             parts = await self._bodies.parts(scope, receive, model.limits.max_parts)
             model = await self._named(model, parts, place.path)
             name = model.name
@@ -103,7 +112,7 @@ class Predictions:
             return
         except StatefulError as error:
             self.models.count_refusal(error, name)
-            await self._refuse(send, error, known)
+            await _refuse(send, error, self._refusal(error, place.path), known)
             return
         headers = http_headers(
             pairs, place.path, model.names, method=scope["method"], infers=self._infers
@@ -118,8 +127,9 @@ class Predictions:
     def _exchange(self, model: ModelFront, arrival: Arrival) -> AsyncGenerator[Response, None]:
         return exchange(model, arrival)
 
-    async def _refuse(self, send: Send, error: StatefulError, known: Correlation) -> None:
-        await error_response(send, error, encode(error.to_body()), known)
+    def _refusal(self, error: StatefulError, path: str) -> bytes:
+        is_openai = f"{path}/".lstrip("/").startswith(_API)
+        return OpenAiResponder().refusal(error) if is_openai else encode(error.to_body())
 
     async def _serve(
         self, model: ModelFront, arrival: Arrival, known: Correlation, receive: Receive, send: Send
@@ -173,7 +183,7 @@ class OpenAiRoot(Predictions):
     async def _named(self, model: ModelFront, parts: dict[str, bytes], path: str) -> ModelFront:
         body = parts.get("body")
         if len(self.models) > 1 and body is not None:
-            with contextlib.suppress(msgspec.DecodeError, StatefulError):
+            with contextlib.suppress(msgspec.DecodeError):
                 name = split_deployment(path)[1] or msgspec.json.decode(body, type=_Named).model
                 return model if name is None else await self.models.find_named(name)
         return model
@@ -219,11 +229,13 @@ class _Named(msgspec.Struct):
     model: str | None = None
 
 
-async def error_response(send: Send, error: StatefulError, body: bytes, known: Correlation) -> None:
+async def _refuse(send: Send, error: StatefulError, body: bytes, known: Correlation) -> None:
     """Answer with an error, whose document is `body`."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, WrongMethod):
+        headers["Allow"] = error.allowed
     await send(_start(Response(body, status=error.status, headers=headers), known))
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -238,13 +250,18 @@ def refuse_other_paths(known: str) -> dict[Any, ExceptionHandler]:
     async def refuse_method(request: Request, refusal: Exception) -> JSONResponse:
         assert isinstance(refusal, HTTPException)
         assert refusal.headers is not None
-        allowed = refusal.headers["Allow"]
-        error = WrongMethod(
-            f"{request.url.path[:64]} does not take {request.method[:16]}; it takes {allowed}"
-        )
+        error = WrongMethod.of(request.url.path, request.method, refusal.headers["Allow"])
         return JSONResponse(error.to_body(), error.status, headers=refusal.headers)
 
     return {_NOT_FOUND: refuse, WrongMethod.status: refuse_method}
+
+
+def _check_method(scope: Scope, path: str) -> None:
+    """Check that a path of the model takes the request's method. One that the model does not have takes all."""
+    path = split_deployment(path.strip("/"))[0]
+    found = (methods for pattern, methods in _METHODS.items() if re.fullmatch(pattern, path))
+    if (allowed := next(found, None)) and scope["method"] not in allowed.split(", "):
+        raise WrongMethod.of(scope["path"], scope["method"], allowed)
 
 
 async def _disconnected(receive: Receive) -> None:

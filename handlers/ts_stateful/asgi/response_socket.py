@@ -17,7 +17,6 @@ from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.request_headers import http_headers
 from ts_stateful.asgi.websocket import accepted, next_message
 from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder
-from ts_stateful.frontend.dialects.responder import EngineError
 from ts_stateful.frontend.dialects.responses.ids import ResponseId
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.body import PUSHED
@@ -71,9 +70,7 @@ class _ResponseConnection:
         self._model = model
         self._is_named = "model" in socket.path_params
         self._socket = socket
-        pairs = [
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in socket.headers.raw
-        ]
+        pairs = socket.headers.items()
         self._call = Call(tuple(pairs))
         headers = http_headers(pairs, _PATH, model.names, method="POST")
         self._headers = structs.replace(headers, is_http=False, content_type="")
@@ -103,7 +100,7 @@ class _ResponseConnection:
             frame = convert({name: document[name] for name in _FRAMING if name in document}, _Frame)
         except StatefulError as error:
             self._models.count_refusal(error, self._model.name)
-            task = asyncio.ensure_future(self._send(_refusal(error), None))
+            task = asyncio.ensure_future(self._refuse(error, None))
         else:
             rest = {name: document[name] for name in document if name not in ("type", "stream_id")}
             before = self._lanes.get(frame.stream_id)
@@ -130,7 +127,7 @@ class _ResponseConnection:
             model.check_room()
         except StatefulError as error:
             self._models.count_refusal(error, self._model.name)
-            await self._send(_refusal(error), frame.stream_id)
+            await self._refuse(error, frame.stream_id)
             return
         kept: _Sessions = []
         if frame.store is False:
@@ -170,6 +167,9 @@ class _ResponseConnection:
             async for _ in responses:
                 pass
 
+    async def _refuse(self, error: StatefulError, lane: str | None) -> None:
+        await self._send(_error(error.status, OpenAiResponder().refusal(error)), lane)
+
     async def _send(self, document: bytes, lane: str | None) -> None:
         if lane is not None:
             document = document[:-1] + b',"stream_id":' + msgspec.json.encode(lane) + b"}"
@@ -183,11 +183,6 @@ def _error(status: int, body: bytes) -> bytes:
     """Return the event of an error, from an answer over HTTP."""
     error = msgspec.json.decode(body)["error"]
     return msgspec.json.encode({"type": "error", "status": status, "error": error})
-
-
-def _refusal(error: StatefulError) -> bytes:
-    shown = EngineError(error.code, error.status, error.message, error.field)
-    return _error(error.status, OpenAiResponder().error(shown).body)
 
 
 def _session_of(event: bytes) -> str:

@@ -23,7 +23,6 @@ from ts_stateful.frontend.pending_response import IGNORED
 __all__ = ["make_app", "make_management_app", "make_metrics_app"]
 
 _PROBES = "/livez, /readyz, /ping and /models"
-_ANY = ["GET", "POST", "PUT", "DELETE", "OPTIONS"]  # as TorchServe
 
 
 def make_app(models: Models, bodies: BodyReader) -> Starlette:
@@ -37,13 +36,13 @@ def make_app(models: Models, bodies: BodyReader) -> Starlette:
         ),
         routes=[
             *_health(health),
-            Route("/predictions/{model}", predictions, methods=_ANY),
-            Route("/predictions/{model}/{rest:path}", predictions, methods=_ANY),
+            Route("/predictions/{model}", predictions),
+            Route("/predictions/{model}/{rest:path}", predictions),
             Route("/invocations", predictions, methods=["POST"]),
-            Route("/v1", openai, methods=_ANY),
-            Route("/v1/{path:path}", openai, methods=_ANY),
-            Route("/openai/v1/{path:path}", openai, methods=_ANY),  # of Azure's clients, new ones
-            Route("/openai/{path:path}", openai, methods=_ANY),
+            Route("/v1", openai),
+            Route("/v1/{path:path}", openai),
+            Route("/openai/v1/{path:path}", openai),  # of Azure's clients, new ones
+            Route("/openai/{path:path}", openai),
             *infer_routes(models, bodies),
             WebSocketRoute("/v1/responses", responses.serve),
             WebSocketRoute("/predictions/{model}/v1/responses", responses.serve),
@@ -80,7 +79,7 @@ def _cross_origin(models: Models) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=sorted(origins),
-            allow_methods=_ANY,
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
             expose_headers=[*sorted(session_headers), IGNORED, "x-request-id", "Retry-After"],
         )

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
+from ts_stateful.config.document import parse_yaml
 from ts_stateful.config.edit import completed, edited
 from ts_stateful.config.given_model import find_given_model
 from ts_stateful.config.schema import ConfigError
@@ -122,7 +123,7 @@ def _document(path: Path | None) -> dict[str, Any]:
     if path is None:
         return completed({})
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     if not isinstance(document, dict):

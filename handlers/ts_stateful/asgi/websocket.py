@@ -76,8 +76,7 @@ class _Connection:
         self._models = models
         self._model = model
         self._socket = socket
-        headers = socket.headers.raw
-        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        pairs = socket.headers.items()
         self._call = Call(tuple(pairs))
         # Messages are not framed as those of HTTP are.
         self._headers = structs.replace(

@@ -12,6 +12,7 @@ from msgspec import structs
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.frontend.admission import Admission, call_of
 from ts_stateful.frontend.audit import DISCONNECTED, Trace
+from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.observer import Observer, Observers, report_of
 from ts_stateful.frontend.open_inference.responder import InferErrors
@@ -116,6 +117,8 @@ class Intake:
         )
         if headers.infers:
             pending.responder = InferErrors()
+        elif headers.is_openai:
+            pending.responder = OpenAiResponder()
         pending.known = arrival.known or Correlation(_short(request_id))
         self._mailbox.expect(request_id)
         self.attempt(request_id, lambda: self._accept(pending, arrival, refusal))

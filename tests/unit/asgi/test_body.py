@@ -97,7 +97,7 @@ def test_a_body_beyond_its_bounds_is_refused(
 
 def test_a_length_beyond_the_bound_is_refused_at_once() -> None:
     """Nothing of the body is read."""
-    with pytest.raises(MediaTooLarge):
+    with pytest.raises(MediaTooLarge, match="send less at a time, and images by URL"):
         read(Client(), (b"content-length", b"1001"))
 
 

@@ -10,10 +10,15 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
+from tests.support.fake_front import FakeFront, client_of
+from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.http import Predictions, joined_lists
+from ts_stateful.asgi.models import Models
 from ts_stateful.frontend.pending_response import Response
 
 PATIENCE_S = 20.0
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
 
 
 class Endless(Predictions):
@@ -115,3 +120,104 @@ def test_the_list_of_models_has_those_that_answer(refuses: tuple[int, ...]) -> N
     listed = json.loads(response.body)
     shown = [str(number) for number in range(3) if number not in refuses]
     assert (listed["object"], [each["id"] for each in listed["data"]]) == ("list", shown)
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("v1/chat/completions", "POST"),
+        ("v1/completions", "POST"),
+        ("v1/models", "GET, HEAD"),
+        ("v1/models/chat", "GET, HEAD"),
+        ("v1/responses", "POST"),
+        ("v1/responses/resp_a_1", "GET, POST, DELETE"),
+        ("v1/responses/resp_a_1/cancel", "POST"),
+        ("v1/responses/resp_a_1/input_items", "GET, POST"),
+        ("v1/conversations/conv_a/items", "GET, POST"),
+        ("v1/conversations/conv_a/items/msg_1", "GET, POST, DELETE"),
+        ("openai/deployments/chat/chat/completions", "POST"),
+        ("openai/v1/models", "GET, HEAD"),
+        ("predictions/chat", "GET, POST, PUT"),
+        ("predictions/chat/1.0", "GET, POST, PUT"),
+        ("predictions/chat/v1/chat/completions", "POST"),
+        ("predictions/chat/1.0/v1/responses/resp_a_1", "GET, POST, DELETE"),
+        ("invocations", "POST"),
+    ],
+)
+def test_a_path_takes_its_methods_alone(path: str, allowed: str) -> None:
+    """All others are refused before an engine sees them, and the header has those that it takes."""
+    front = FakeFront()
+    others = set(METHODS) - set(allowed.split(", "))
+    with client_of(front) as client:
+        for method in others:
+            answer = client.request(method, f"/{path}", json=CHAT)
+            assert (answer.status_code, answer.headers["allow"]) == (405, allowed), method
+        assert not front.dispatcher.submitted
+        for method in allowed.split(", "):
+            assert client.request(method, f"/{path}", json=CHAT).status_code != 405, method
+
+
+@pytest.mark.parametrize("base", ["/v1", "/predictions/chat/1.0/v1", "/predictions/chat/v1"])
+@pytest.mark.parametrize(
+    ("status", "code", "param", "options"),
+    [
+        (400, "invalid_request", "origin", {"headers": {"Origin": "https://evil.example"}}),
+        (413, "media_too_large", "body", {"content": b"x" * 1001}),
+        (400, "invalid_request", "body", {"headers": {"Content-Type": "multipart/form-data"}}),
+        (405, "method_not_allowed", None, {"method": "DELETE"}),
+        (401, "unauthenticated", "X-Principal", {}),
+    ],
+)
+def test_errors_on_openais_paths_are_openais(
+    base: str, status: int, code: str, param: str | None, options: dict[str, Any]
+) -> None:
+    """Also those that are found before a model reads the request."""
+    closed = {"handler": {"auth": {"mode": "header", "header": "X-Principal"}}}
+    client = client_of(FakeFront(document=closed if status == 401 else {}))
+    options = {"method": "POST", "content": b"{}", **options}
+    answer = client.request(url=f"{base}/chat/completions", **options)
+    error = answer.json()["error"]
+    assert answer.status_code == status
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == ("invalid_request_error", code)
+    assert error["param"] == param
+
+
+def test_a_body_that_does_not_come_is_openais_error() -> None:
+    """On OpenAI's paths; on others it is the protocol's."""
+
+    async def run(front: FakeFront, rest: str) -> list[Message]:
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            return {}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope: Any = {"type": "http", "method": "POST", "path": "/", "query_string": b""}
+        scope |= {"headers": [], "path_params": {"model": "chat", "rest": rest}}
+        predictions = Predictions(Models([cast("Any", front)]), BodyReader(1000, 0.0))
+        await predictions(scope, receive, send)
+        return sent
+
+    for rest, keys in (
+        ("v1/chat/completions", {"message", "type", "param", "code"}),
+        ("1.0", {"message", "status", "retryable", "code"}),
+    ):
+        start, body = asyncio.run(run(FakeFront(), rest))
+        assert start["status"] == 408
+        assert json.loads(body["body"])["error"].keys() == keys
+
+
+@pytest.mark.parametrize("path", ["/predictions/nope/v1/chat/completions", "/v1/chat/completions"])
+def test_an_unknown_model_is_openais_error(path: str) -> None:
+    """It names all models that the server has."""
+    client = client_of(FakeFront("chat"), FakeFront("other"))
+    answer = client.post(path, json={**CHAT, "model": "nope"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "this server has chat, other" in error["message"]
+    version = client.post("/predictions/chat/2.0/v1/chat/completions", json=CHAT).json()["error"]
+    assert (version["type"], version["param"]) == ("invalid_request_error", "version")

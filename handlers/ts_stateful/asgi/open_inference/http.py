@@ -8,12 +8,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from ts_stateful.asgi.body import BodyReader
-from ts_stateful.asgi.http import Place, Predictions, error_response
+from ts_stateful.asgi.http import Place, Predictions
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.open_inference.metadata import SERVER, model_metadata
 from ts_stateful.frontend.dialects.dialect import JSON
 from ts_stateful.frontend.open_inference.responder import infer_error
-from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.errors import StatefulError
 
@@ -47,8 +46,8 @@ class _Infer(Predictions):
         found = scope["path_params"]
         await self._answer(scope, receive, send, Place(found["model"], found.get("version"), ""))
 
-    async def _refuse(self, send: Send, error: StatefulError, known: Correlation) -> None:
-        await error_response(send, error, infer_error(error.message), known)
+    def _refusal(self, error: StatefulError, path: str) -> bytes:
+        return infer_error(error.message)
 
 
 class _About:

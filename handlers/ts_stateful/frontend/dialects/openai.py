@@ -53,6 +53,11 @@ class OpenAi:
 
     def read(self, body: RequestBody) -> Translation:
         """See `Dialect`."""
+        if body.headers.is_tagged:
+            raise InvalidRequest(
+                "this WebSocket takes no `messages`: POST them to /v1/chat/completions, or send a `prompt` here",
+                field="messages",
+            )
         path, deployment = split_deployment(body.headers.path.strip("/"))
         if path == _MODELS:
             names = [self._served.name, *self._served.adapters]

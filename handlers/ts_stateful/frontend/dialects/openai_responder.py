@@ -9,13 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import structs
+from msgspec import convert, structs
 
 from ts_stateful.frontend.dialects.dialect import SSE, Whole
 from ts_stateful.frontend.dialects.openai_request import Completion
 from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, Translator, line_of
-from ts_stateful.protocol.answers import Logprob, TopLogprob
+from ts_stateful.protocol.answers import Logprob, ReplyDetails, TopLogprob
 from ts_stateful.protocol.chat import ToolCall
+from ts_stateful.protocol.errors import StatefulError
 
 __all__ = ["ChatResponder", "OpenAiResponder", "TextResponder", "image_field", "scored"]
 
@@ -48,6 +49,10 @@ class OpenAiResponder(Translator):
             "code": code,
         }
         return Whole(status, line_of({"error": document}))
+
+    def refusal(self, error: StatefulError) -> bytes:
+        """Write an error that a request meets before an engine."""
+        return self.error(convert(error.to_body()["error"], EngineError)).body
 
     def late_error(self, error: EngineError) -> bytes:
         return b"data: " + self.error(error).body + b"\n\n"
@@ -147,11 +152,15 @@ class _CompletionResponder(OpenAiResponder, ABC):
         num_prompt = sum(usage.prompt_tokens for usage in firsts)
         num_cached = sum(usage.prompt_tokens_details.cached_tokens for usage in firsts)
         num_completion = sum(one.usage.completion_tokens for one in self._answers)
+        details = [one.usage.completion_tokens_details or ReplyDetails() for one in self._answers]
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": {"cached_tokens": num_cached},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(one.reasoning_tokens for one in details)
+            },
         }
 
     def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from ts_stateful.protocol.errors import InvalidRequest, StatefulError
+from ts_stateful.protocol.errors import InvalidRequest, ModelNotFound, StatefulError
 
 __all__ = ["ServedModelName", "UnknownPath", "split_deployment"]
 
@@ -17,10 +17,6 @@ class UnknownPath(StatefulError):
     """There is nothing at this path."""
 
     code, status = "unknown_url", 404
-
-
-class _UnknownModel(StatefulError):
-    code, status = "model_not_found", 404
 
 
 def split_deployment(path: str) -> tuple[str, str | None]:
@@ -63,4 +59,4 @@ class ServedModelName:
         if name != self.name and name not in self.adapters:
             names = "`, `".join([self.name, *self.adapters])
             message = f"The model `{name[:64]}` does not exist; this is `{names}`"
-            raise _UnknownModel(message, field="model")
+            raise ModelNotFound(message, field="model")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from ts_stateful.config.schema import StateConfig
+from ts_stateful.frontend.dialects.served_model import UnknownPath
 from ts_stateful.frontend.open_inference.requests import read_request
 from ts_stateful.frontend.open_inference.responder import InferResponder
 from ts_stateful.frontend.parsing.body import check_inputs, split
@@ -61,6 +62,8 @@ class StepParser:
         """See `Parser`."""
         if headers.infers:
             return self._infer(pending, data, headers)
+        if headers.is_openai:
+            raise UnknownPath("this model takes steps, and has no path of OpenAI's API")
         self._limits.check_request(data)
         parts = self._take_apart(data, headers)
         if headers.is_http and parts.others:

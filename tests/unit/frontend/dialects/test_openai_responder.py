@@ -48,6 +48,7 @@ def test_a_completion() -> None:
         "completion_tokens": 2,
         "total_tokens": 11,
         "prompt_tokens_details": {"cached_tokens": 7},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert (
         completion().answered({"finish_reason": "length"})["choices"][0]["finish_reason"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.state_harness import state_settings
+from ts_stateful.frontend.dialects.served_model import UnknownPath
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 from ts_stateful.frontend.parsing.steps import StepParser
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
@@ -140,3 +141,9 @@ def test_what_is_no_step_is_refused(
         parse(data, headers, raw)
     assert expected in error.value.message
     assert isinstance(error.value, StatefulError)
+
+
+def test_openais_paths_have_no_steps() -> None:
+    """Its clients would not understand the answer, and get an error that they do."""
+    with pytest.raises(UnknownPath, match="takes steps"):
+        parse({"body": ONE}, {**HTTP, "url_path": "v1/chat/completions"})

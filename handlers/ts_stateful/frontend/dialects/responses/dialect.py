@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import structs
@@ -93,11 +94,10 @@ class ResponsesApi:
             return _known(discard, DeletedResponder(missing, name, "response"))
         if rest:
             return None
-        stream = query.get("stream", "").lower() == "true"
+        stream, after = _flag(query, "stream"), _number(query.get("starting_after", "-1"))
         recall = Recall(session_id=session_id, turn=turn, stream=stream)
         if not stream:
             return _known(recall, ResponseResponder(missing))
-        after = _number(query.get("starting_after", "-1"))
         return _known(recall, StreamResponder(None, missing, starting_after=after))
 
     def _create(self, body: RequestBody) -> Translation:
@@ -110,9 +110,9 @@ class ResponsesApi:
             kind, code = "Previous response", "previous_response_not_found"
             missing = NotFound(kind, str(previous), code, "previous_response_id")
         else:
-            missing = NotFound(
-                "Conversation", str(document.get("conversation")), field="conversation"
-            )
+            named = document.get("conversation")
+            name = named.get("id") if isinstance(named, dict) else named
+            missing = NotFound("Conversation", str(name), field="conversation")
         try:
             asked = read_create(document, model, self._clock, strict=self._strict)
         except SessionNotFound:
@@ -202,7 +202,7 @@ def _parameters(body: RequestBody) -> dict[str, str]:
     """Return the parameters of a request; TorchServe does not pass on those of the URL, so they may be in a JSON body."""
     if body.is_empty:
         return body.query
-    return {name: str(value) for name, value in body.document.items()}
+    return {name: str(value) for name, value in body.document.items() if value is not None}
 
 
 def _check_new(body: RequestBody, session_id: str | None) -> None:
@@ -220,6 +220,13 @@ def _known(request: Recall | Discard | Close, responder: ResponseResponder) -> T
 
 def _direct(missing: NotFound) -> Translation:
     return Translation(None, OwnResponder(), answer=missing.answer().body, status=404)
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    value = query.get(name, "false").lower()
+    if value not in ("true", "false"):
+        raise InvalidRequest("it must be true or false", field=name)
+    return value == "true"
 
 
 def _number(text: str) -> int:

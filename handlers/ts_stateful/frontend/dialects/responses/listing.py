@@ -120,6 +120,8 @@ class ItemResponder(ResponseResponder):
 class NewItemsResponder(ResponseResponder):
     """The items that were just added."""
 
+    items_field = "items"
+
     def document(self, answer: TurnDocument) -> dict[str, Any]:
         """See `ResponseResponder`."""
         return _list(listed_items(answer, with_output=False))
@@ -127,6 +129,8 @@ class NewItemsResponder(ResponseResponder):
 
 class ConversationResponder(ResponseResponder):
     """The object of a conversation."""
+
+    items_field = "items"
 
     def whole(self, event: Event) -> Whole:
         """See `Responder`."""

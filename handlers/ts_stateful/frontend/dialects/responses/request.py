@@ -36,7 +36,7 @@ class _Conversation(Struct, frozen=True):
 
 
 class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    input: str | _Objects = ""
+    input: str | _Objects = []
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: str | _Conversation | None = None
@@ -46,7 +46,6 @@ class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     generate: bool = True  # of the WebSocket mode
     include: Annotated[list[str], Meta(max_length=16)] = []
     max_output_tokens: _Tokens | None = None
-    max_tool_calls: int | None = None
     metadata: Metadata = {}
     parallel_tool_calls: bool = True
     text: dict[str, Any] = {}
@@ -129,7 +128,7 @@ def read_create(
     tools, calls = read_tools(body.tools, body.tool_choice)
     form = read_form(body.text.get("format"))
     session_id, after = _place(body, referred)
-    _check(body, is_new=session_id is None)
+    _check(body, fields, is_new=session_id is None)
     kind: Any = "response" if body.generate else "items"
     note = Note(kind, int(clock.unix()), items.documents, _fields(body, model, form))
     request = Respond(
@@ -181,11 +180,18 @@ def _supported(document: dict[str, Any], fields: FieldFilter) -> dict[str, Any]:
     return wanted
 
 
-def _check(body: _Body, *, is_new: bool) -> None:
+def _check(body: _Body, fields: FieldFilter, *, is_new: bool) -> None:
     if not body.input and isinstance(body.input, list) and body.generate and is_new:
-        raise InvalidRequest("it is empty; send a text, or a list of items", field="input")
+        raise InvalidRequest(
+            "it is missing or empty; send a text, or a list of items", field="input"
+        )
     if body.background and not body.store:
         raise InvalidRequest("a response in the background is stored", field="background")
+    if body.truncation == "auto":
+        fields.ignore("truncation", "truncation")
+    for name in body.include:
+        if name != _LOGPROBS:
+            fields.ignore(f"include[{name}]", "include")
 
 
 def _place(body: _Body, referred: Reference | None) -> tuple[str | None, int | None]:
@@ -239,7 +245,7 @@ def _fields(body: _Body, model: str, form: ResponseFormat | None) -> dict[str, A
         "frequency_penalty": body.frequency_penalty or 0.0,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
+        "max_tool_calls": None,
         "metadata": body.metadata,
         "parallel_tool_calls": body.parallel_tool_calls,
         "presence_penalty": body.presence_penalty or 0.0,
@@ -257,5 +263,5 @@ def _fields(body: _Body, model: str, form: ResponseFormat | None) -> dict[str, A
         ],
         "top_logprobs": body.top_logprobs,
         "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": body.truncation,
+        "truncation": "disabled",
     }

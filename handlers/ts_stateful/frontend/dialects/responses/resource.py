@@ -8,7 +8,7 @@ from ts_stateful.frontend.dialects.responder import EngineAnswer
 from ts_stateful.frontend.dialects.responses.ids import ResponseId
 from ts_stateful.frontend.dialects.responses.note import Note, decode_note
 from ts_stateful.frontend.dialects.responses.output import OutputItems
-from ts_stateful.protocol.answers import Timing, Usage
+from ts_stateful.protocol.answers import ReplyDetails, Timing, Usage
 
 __all__ = [
     "TurnDocument",
@@ -121,10 +121,11 @@ def _object(
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
+    details = usage.completion_tokens_details or ReplyDetails()
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": details.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -33,6 +33,7 @@ _PARAMS = {
     "images": "input",
     "response_format": "text.format",
     "adapter": "model",
+    "turn": "response_id",
 }
 _MISSING = ("session_not_found", "session_expired", "session_closed", "turn_gap")
 _decode = msgspec.json.Decoder(TurnDocument).decode
@@ -61,6 +62,7 @@ class ResponseResponder(OpenAiResponder):
     """The object of one response; `image_fields` has the client's path of `images[0]` and so on."""
 
     announces = True
+    items_field = "input"
 
     def __init__(
         self,
@@ -83,12 +85,13 @@ class ResponseResponder(OpenAiResponder):
 
     def error(self, error: EngineError) -> Whole:
         """See `Translator`."""
-        if self._missing is not None and error.code in _MISSING:
+        if self._missing is not None and error.code in _MISSING and error.field != "turn":
             return self._missing.answer()
         return super().error(error)
 
     def _param(self, field: str | None) -> str | None:
-        return image_field(field, self._image_fields) or _PARAMS.get(field or "", field)
+        found = image_field(field, self._image_fields) or _PARAMS.get(field or "", field)
+        return self.items_field if found == "input" else found
 
 
 class CreatedResponder(ResponseResponder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ts_stateful.frontend.dialects.responses.ids import (
 )
 from ts_stateful.frontend.dialects.responses.note import decode_note
 from ts_stateful.protocol.chat import Respond, Tool
+from ts_stateful.protocol.errors import ContextTooLong, SessionNotFound, TurnGap
 
 TOOL: dict[str, Any] = {"type": "function", "name": "count", "parameters": {"type": "object"}}
 
@@ -137,6 +139,7 @@ def test_a_forced_call_has_no_form_of_a_text() -> None:
         ({"include": "x"}, "include"),
         ({"truncation": "some"}, "truncation"),
         ({"top_logprobs": 21}, "top_logprobs"),
+        ({"input": None}, "input"),
         ({"n": 2, "background": True, "store": False}, "background"),
     ],
 )
@@ -148,5 +151,77 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], field: str) -> None:
 
 def test_what_has_no_effect_is_named() -> None:
     """Harmless fields of OpenAI's are taken."""
-    exchange = create(user="me", prompt_cache_key="k", service_tier="auto", include=["x"])
+    exchange = create(user="me", prompt_cache_key="k", service_tier="auto", truncation="disabled")
     assert exchange.pending.ignored == ("user", "prompt_cache_key")
+
+
+def test_what_is_not_in_effect_is_named_and_not_repeated() -> None:
+    """Of `include` those that add nothing here."""
+    included = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+    exchange = create(truncation="auto", max_tool_calls=3, include=included)
+    assert exchange.pending.ignored == (
+        "max_tool_calls",
+        "truncation",
+        "include[reasoning.encrypted_content]",
+    )
+    fields = decode_note(exchange.command.note).fields
+    assert (fields["truncation"], fields["max_tool_calls"]) == ("disabled", None)
+
+
+def test_a_response_without_input_adds_nothing() -> None:
+    """It answers what is there."""
+    for before in ({"conversation": "conv_s"}, {"previous_response_id": "resp_s_4"}):
+        request = made(**before, input=None)
+        assert (request.messages, decode_note(request.note).items) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"stream": "yes"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"starting_after": "x"}, "starting_after"),
+    ],
+)
+def test_a_malformed_parameter_is_named(parameters: dict[str, Any], field: str) -> None:
+    """Of a response that is read again."""
+    exchange = ask(parameters, headers={"url_path": "v1/responses/resp_s_1"})
+    status, document = exchange.refusal
+    assert (status, document["error"]["param"]) == (400, field)
+
+
+def test_parameters_that_are_null_are_none() -> None:
+    """As if they were not sent."""
+    parameters = {"stream": None, "starting_after": None}
+    assert not ask(parameters, headers={"url_path": "v1/responses/resp_s_1"}).command.stream
+
+
+@pytest.mark.parametrize("name", ["conv_", "conv_nope"])
+def test_a_conversation_that_is_missing_is_named(name: str) -> None:
+    """By its id, however it was sent."""
+    for conversation in (name, {"id": name}):
+        exchange = create(conversation=conversation)
+        if name == "conv_":
+            document = json.loads(exchange.answer)
+        else:
+            _, document = exchange.fails(SessionNotFound("there is no such session"))
+        assert document["error"]["message"] == f"Conversation with id '{name}' not found."
+        assert document["error"]["param"] == "conversation"
+
+
+def test_a_response_in_progress_is_a_conflict() -> None:
+    """It cannot be deleted yet; one that is missing is 404."""
+    path = {"url_path": "v1/responses/resp_s_1", "X-HTTP-Method-Override": "DELETE"}
+    status, document = ask({}, headers=path).fails(TurnGap("in progress", field="turn"))
+    assert (status, document["error"]["code"]) == (409, "turn_gap")
+    assert document["error"]["param"] == "response_id"
+    assert ask({}, headers=path).fails(TurnGap("there is no turn 1"))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["v1/conversations", "v1/conversations/conv_s/items"])
+def test_items_that_are_too_long_are_named(path: str) -> None:
+    """They are the input of a response, but the items of a conversation."""
+    document = {"items": [{"role": "user", "content": "hi"}]}
+    error = ContextTooLong("too long", field="prompt")
+    assert ask(document, headers={"url_path": path}).fails(error)[1]["error"]["param"] == "items"
+    assert create().fails(error)[1]["error"]["param"] == "input"

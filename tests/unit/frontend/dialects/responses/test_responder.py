@@ -13,13 +13,14 @@ from tests.support.open_responses import check_event, check_response
 from ts_stateful.clock import SYSTEM_CLOCK
 from ts_stateful.frontend.dialects.responses.request import read_create
 from ts_stateful.frontend.dialects.responses.responder import StreamResponder
-from ts_stateful.protocol.answers import TurnAnswer, TurnPart, Usage, encode
+from ts_stateful.protocol.answers import ReplyDetails, TurnAnswer, TurnPart, Usage, encode
 from ts_stateful.protocol.chat import ToolCall
 from ts_stateful.protocol.errors import OutOfMemory
 from ts_stateful.protocol.events import Event, EventKind
 
 NOTE = read_create({"input": "hi"}, "chat", SYSTEM_CLOCK, strict=False).note
 THOUGHT, TEXT = "I have to look.", "It is röd, 红 and 🙂."
+USAGE = Usage(9, 2, completion_tokens_details=ReplyDetails(1))
 CALLS = (ToolCall("c1", "count", "{}"), ToolCall("c2", "count", '{"a": 1}'))
 
 
@@ -32,7 +33,7 @@ def read(
 ) -> list[dict[str, Any]]:
     """The events of a stream in these pieces."""
     responder = StreamResponder(NOTE, None, starting_after=after)
-    answer = TurnAnswer(text="", session_id="s", turn=3, finish_reason="stop", usage=Usage(9, 2))
+    answer = TurnAnswer(text="", session_id="s", turn=3, finish_reason="stop", usage=USAGE)
     stream = responder.piece(event(EventKind.ACCEPTED))
     stream += b"".join(responder.piece(event(EventKind.PART, encode(one))) for one in pieces)
     stream += responder.piece(last or event(EventKind.LAST, encode(answer)))
@@ -100,6 +101,7 @@ def test_items_in_their_order() -> None:
     assert response["output"][1]["content"][0]["text"] == TEXT
     assert [item["call_id"] for item in response["output"][2:]] == ["c1", "c2"]
     assert response["usage"]["total_tokens"] == 11
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}
 
 
 def test_a_reply_without_text_is_an_empty_message() -> None:
