@@ -6,6 +6,9 @@ import os
 # variable at import.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
-from ts_stateful.cli.main import main
+try:
+    from ts_stateful.cli.main import main
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 __all__ = ["main"]

@@ -27,6 +27,8 @@ def administer_server(options: argparse.Namespace) -> bool:
         ValueError: the URL of the server has a wrong form.
     """
     url = options.admin or _found()
+    if not options.admin and options.command not in ("sessions", "top"):
+        Terminal(sys.stderr).line(f"server {url}")
     with AdminClient(url, os.environ.get("TS_STATEFUL_ADMIN_TOKEN") or None) as client:
         return _COMMANDS[options.command](client, options, Terminal(sys.stdout))
 

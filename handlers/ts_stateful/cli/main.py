@@ -59,25 +59,11 @@ _IMPATIENT = RetryPolicy(max_retries=1)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. Wrong usage and `--help` raise `SystemExit`, as argparse does."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    replace_closed_streams()
-    for sentence in misspelled(os.environ):
-        Terminal(sys.stderr).line(f"warning: {sentence}")
-    options = build_parser().parse_args(arguments)
     try:
-        if options.command == "check":
-            return _OK if check(options.file, options.model, as_json=options.json) else _FAILED
-        if options.command in ("plan", "init"):
-            plan(options, arguments) if options.command == "plan" else init(options)
-            return _OK
-        if options.command == "pack":
-            return pack(options)
-        if options.command == "serve":
-            return _serve(options)
-        if options.command == "doctor":
-            return _OK if examine(options) else _FAILED
-        if options.command in COMMANDS:
-            return _OK if administer_server(options) else _FAILED
-        return _talk(options)
+        replace_closed_streams()
+        for sentence in misspelled(os.environ):
+            Terminal(sys.stderr).line(f"warning: {sentence}")
+        return _run(build_parser().parse_args(arguments), arguments)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
@@ -94,6 +80,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except ValueError as error:  # a malformed URL
         return _fail(str(error), _USAGE)
+
+
+def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    if options.command == "check":
+        return _OK if check(options.file, options.model, as_json=options.json) else _FAILED
+    if options.command in ("plan", "init"):
+        plan(options, arguments) if options.command == "plan" else init(options)
+        return _OK
+    if options.command == "pack":
+        return pack(options)
+    if options.command == "serve":
+        return _serve(options)
+    if options.command == "doctor":
+        return _OK if examine(options) else _FAILED
+    if options.command in COMMANDS:
+        return _OK if administer_server(options) else _FAILED
+    return _talk(options)
 
 
 def _refusal(error: StatefulError) -> str:

@@ -62,7 +62,7 @@ def _document(options: argparse.Namespace, model: GivenModel | None) -> dict[str
     path = options.config or beside
     document = {} if path is None else read_document(path)
     if isinstance(document, Finding):
-        raise ConfigError(str(document))
+        raise ConfigError(document.reason)
     document = document or {}
     load_config(document)  # or `edited` would stumble over a wrong type
     profile = Profile(options.profile) if options.profile else None

@@ -16,15 +16,16 @@ from ts_stateful.asgi.settings import Tls
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.cli.serve_options import LOOPBACK
 from ts_stateful.config.schema import ConfigError
+from ts_stateful.packing import name_in_archive
 from ts_stateful.process.logs import LOG_FORMAT, LOG_LEVEL
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import Ports
 from ts_stateful.serving.server import LocalServer
 from ts_stateful.torchserve.guard import is_watched
 from ts_stateful.torchserve.java import JavaMissing
-from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
+from ts_stateful.torchserve.server import TorchServe, TorchServeSettings, settings_file
 
-__all__ = ["serve"]
+__all__ = ["make_torchserve", "serve"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -38,7 +39,7 @@ def serve(options: argparse.Namespace) -> int:
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
     try:
-        make = _asgi if options.front == "asgi" else _torchserve
+        make = _asgi if options.front == "asgi" else make_torchserve
         with make(options) as server:
             _announce(server)
             server.wait()
@@ -158,12 +159,19 @@ def _asgi(options: argparse.Namespace) -> LocalServer:
     return AsgiServer(settings, echo=sys.stderr)
 
 
-def _torchserve(options: argparse.Namespace) -> LocalServer:
+def make_torchserve(options: argparse.Namespace) -> LocalServer:
+    """Return a TorchServe for the options of the command.
+
+    Raises:
+        ConfigError: what it is to serve is no archive.
+    """
+    archive = Path(options.models[0])
+    packed = name_in_archive(archive)
     settings = TorchServeSettings(
-        Path(options.models[0]),
-        config=options.ts_config,
-        log_config=options.log_config,
-        name=options.name or "chat",
+        archive,
+        config=options.ts_config or settings_file("config.properties"),
+        log_config=options.log_config or settings_file("log4j2.xml"),
+        name=options.name or packed,
         ports=_ports(options),
         log_file=options.log_file,
         state_dir=options.state_dir,

@@ -79,14 +79,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     torchserve.add_argument(
         "--ts-config",
         type=Path,
-        default=Path("config.properties"),
-        help="TorchServe's settings; its addresses are replaced (default: %(default)s)",
+        metavar="FILE",
+        help="TorchServe's settings; its addresses are replaced (default: config.properties here, else the package's)",
     )
     torchserve.add_argument(
         "--log-config",
         type=Path,
-        default=Path("log4j2.xml"),
-        help="TorchServe's logging (default: %(default)s)",
+        metavar="FILE",
+        help="TorchServe's logging (default: log4j2.xml here, else the package's)",
     )
 
 

@@ -45,7 +45,9 @@ def find_given_model(given: str) -> GivenModel:
     path = Path(given).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"{given} has no config.json: not a model's folder")
+            raise ConfigError(
+                f"{given} has no config.json: not a model's folder; `pack --files` takes programs and weights"
+            )
         return GivenModel("model", folder=path, config=_beside(path))
     if match := _CLASS.fullmatch(given):
         file = Path(match["file"]).expanduser()

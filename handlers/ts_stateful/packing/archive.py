@@ -17,13 +17,16 @@ import yaml
 
 from ts_stateful.config.given_model import GivenModel
 from ts_stateful.config.schema import Config, ConfigError
+from ts_stateful.packing.manifest import MANIFEST
 
 __all__ = ["Contents", "PackingFailed", "write_archive"]
 
 _HANDLERS = Path(__file__).resolve().parents[2]
-_CODE = ("*.py", "*.cpp", "*.h", "*.class", "*.java", "*.css", "*.js", "py.typed")
+_CODE = (
+    *("*.py", "*.cpp", "*.h", "*.class", "*.java", "*.css", "*.js", "*.properties", "*.xml"),
+    "py.typed",
+)
 _CONFIG = "model-config.yaml"
-_MANIFEST = Path("MAR-INF") / "MANIFEST.json"
 # Its own command exits with 0 where this raises.
 _ARCHIVER = "from model_archiver.model_packaging import generate_model_archive as main; main()"
 _REPORT_S = 0.5
@@ -58,7 +61,7 @@ def write_archive(
     """
     output.mkdir(parents=True, exist_ok=True)
     result = output.resolve() / (contents.name if as_folder else f"{contents.name}.mar")
-    if as_folder and result.exists() and not (result / _MANIFEST).is_file():
+    if as_folder and result.exists() and not (result / MANIFEST).is_file():
         raise PackingFailed(f"{result} exists and is no model archive")
     # The archiver packs all that is beside the code, and erases $TMPDIR/<name>. So it gets a clean copy and a folder of its
     # own, both beside the output: a model may not fit into /tmp.
@@ -83,6 +86,7 @@ def _lay_out(contents: Contents, work: Path) -> None:
         _copy(file, code / file.relative_to(_HANDLERS))
     model = contents.model
     if model is not None and model.folder is not None:
+        _require_targets(model.folder)
         (code / "model").symlink_to(model.folder.resolve())  # the archiver follows it
     if model is not None and model.file is not None:
         _copy_new(model.file, code / model.file.name)
@@ -91,6 +95,12 @@ def _lay_out(contents: Contents, work: Path) -> None:
             _copy_new(file, code / file.relative_to(contents.files))
     text = yaml.safe_dump(dict(contents.document), sort_keys=False, allow_unicode=True)
     (work / _CONFIG).write_text(text, encoding="utf-8")
+
+
+def _require_targets(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if not path.exists():
+            raise PackingFailed(f"{path} is a link to {path.readlink()}, which is missing")
 
 
 def _visible_files(folder: Path) -> Iterator[Path]:
@@ -154,7 +164,8 @@ def _finish(process: subprocess.Popen[str], work: Path, report: Report | None) -
                 process.kill()
                 raise
     if process.returncode != 0:
-        raise PackingFailed(f"torch-model-archiver failed: {errors.strip()}")
+        reason = (errors.strip().splitlines() or ["no reason"])[-1]
+        raise PackingFailed(f"torch-model-archiver failed: {reason}")
 
 
 def _num_bytes(folder: Path) -> int:

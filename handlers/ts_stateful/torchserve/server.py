@@ -1,6 +1,6 @@
 """A TorchServe process with a private folder for its working directory, temporary files and properties.
 
-Needs neither torch nor TorchServe's Python API: it runs the stock `torchserve` command.
+Needs neither torch nor TorchServe's Python API: it runs the stock `torchserve` command, by `launch`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ts_stateful.torchserve.java import java_environment
 from ts_stateful.torchserve.mended_classes import MendFailed, write_mended
 from ts_stateful.torchserve.properties import management_key
 
-__all__ = ["TorchServe", "TorchServeSettings"]
+__all__ = ["TorchServe", "TorchServeSettings", "settings_file"]
 
 _POLL_S = 0.1
 _STOP_S = 20.0  # after SIGTERM; then SIGKILL
@@ -47,6 +47,12 @@ _HARMLESS = (
 )
 _LOAD_FAILED = ("Load model failed", "Failed to load model")
 _REASON = re.compile(r"[^{].*Failed to load model \S+, exception (.+)")  # not in JSON
+
+
+def settings_file(name: str) -> Path:
+    """Return a file of settings in the working directory, else the one in this package."""
+    here = Path(name)
+    return here if here.is_file() else Path(__file__).with_name(name)
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,8 @@ class TorchServe(LocalServer):
         taken = self.ports.taken()
         if taken:  # the other server might answer in the place of this one
             raise ServerFailed(
-                f"in use on {HOST}: port {', '.join(map(str, taken))}; choose other ports"
+                f"in use on {HOST}: port {', '.join(map(str, taken))};"
+                " choose other ports, or stop the server that has them"
             )
         try:
             self._spawn()
@@ -157,7 +164,7 @@ class TorchServe(LocalServer):
                 write_mended(self._home)
             except MendFailed as error:
                 self._log.write(f"warning: a client can stop a worker: {error}\n")
-        command = [sys.executable, "-m", "ts.model_server"]
+        command = [sys.executable, "-m", "ts_stateful.torchserve.launch"]
         command += ["--start", "--foreground", "--no-config-snapshots"]
         command += ["--model-store", str(archive.parent)]
         command += ["--models", f"{self.name}={archive.name}"]
@@ -168,7 +175,7 @@ class TorchServe(LocalServer):
             cwd=self._home,
             pass_fds=[self._lock],
             env=self._variables(temporary),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # until this process ends
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
@@ -236,6 +243,8 @@ class TorchServe(LocalServer):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
             end_engines(self.engines(), _ENGINES_STOP_S)
 
     def _terminate(self, process: subprocess.Popen[str]) -> None:

@@ -20,6 +20,7 @@ from ts_stateful.cli import main
 from ts_stateful.cli.admin_options import COMMANDS
 from ts_stateful.cli.top import screen, top
 from ts_stateful.client.admin import AdminClient
+from ts_stateful.process.private import user_folder
 
 SMALL = session_document("small", device_bytes=10, age_s=7300.0, idle_s=1.0, tenant="zoe")
 LARGE = session_document("large", host_bytes=1 << 20, idle_s=300.0, running=True, waiting=2)
@@ -191,6 +192,23 @@ def test_without_a_server_the_error_has_the_remedy(
     monkeypatch.delenv("TS_STATEFUL_ADMIN")
     assert main(["drain"]) == 1
     assert "no server of this user" in capsys.readouterr().err
+
+
+def test_a_change_of_a_server_that_was_found_names_it(
+    admin: FakeAdmin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On standard error; not if the caller has named it, and not where nothing changes."""
+    admin.answers["POST /drain"] = (200, status_document(status="draining"))
+    assert main(["drain"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.delenv("TS_STATEFUL_ADMIN")
+    links = user_folder() / "admin"
+    links.mkdir()
+    (links / "y.sock").symlink_to(admin.url.removeprefix("unix://"))
+    assert main(["drain"]) == 0
+    assert capsys.readouterr().err == f"server {admin.url}\n"
+    assert main(["sessions"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("arguments", [["close"], ["close", "a", "--tenant", "b"]])

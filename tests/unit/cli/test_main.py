@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -190,6 +191,18 @@ def test_check_takes_a_class(repository: Path, capsys: pytest.CaptureFixture[str
     assert "8 bytes a sequence" in capsys.readouterr().out
     assert main(["check", str(repository / "model-config.yaml"), "--model", given]) == 1
     assert "counter.py:Counter has no states" in capsys.readouterr().err
+
+
+def test_an_interrupt_of_the_imports_is_status_130(tmp_path: Path) -> None:
+    """They take a part of a second, and print no trace."""
+    (tmp_path / "msgspec.py").write_text("raise KeyboardInterrupt")
+    command = [sys.executable, "-m", "ts_stateful.cli", "--version"]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
+    }
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_an_interrupt_elsewhere_is_status_130(

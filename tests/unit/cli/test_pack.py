@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,36 @@ def test_a_folder_without_a_configuration(
     assert {"model/config.json", "generation_handler.py"} <= set(names)
     assert document["handler"] == {"model": "model"}
     assert (document["minWorkers"], document["continuousBatching"]) == (1, True)
+
+
+def test_a_link_to_nothing_is_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of weights in a cache that was moved."""
+    (model / "more.safetensors").symlink_to(tmp_path / "none")
+    assert main(["pack", str(model), "--output", str(tmp_path)]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        error == f"error: {model}/more.safetensors is a link to {tmp_path}/none, which is missing"
+    )
+
+
+def test_a_configuration_that_cannot_be_read_is_named(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here one with a key that stands twice."""
+    (model / "model-config.yaml").write_text("batchSize: 1\nbatchSize: 2\n")
+    assert main(["pack", str(model)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {model}/model-config.yaml: is not a valid YAML file: the key")
+
+
+def test_a_folder_of_programs_is_no_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names the option for it."""
+    assert main(["pack", str(tmp_path)]) == 1
+    assert "no config.json: not a model's folder; `pack --files`" in capsys.readouterr().err
 
 
 def test_a_folder_with_a_configuration_of_its_own(
@@ -134,8 +165,11 @@ def test_nothing_cannot_be_packed(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_an_error_of_the_archiver_is_reported(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what it had begun is removed."""
-    (model / "broken").symlink_to("nowhere")
+    """By the last line of its trace; and what it had begun is removed."""
+    os.mkfifo(model / "pipe")
     assert main(["pack", str(model), "--output", str(tmp_path / "out")]) == 1
-    assert "torch-model-archiver failed: " in capsys.readouterr().err
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: torch-model-archiver failed: ")
+    assert "is a named pipe" in error
+    assert "Traceback" not in error
     assert not list((tmp_path / "out").iterdir())

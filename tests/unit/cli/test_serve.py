@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from ts_stateful.cli import main
+from ts_stateful.cli.parser import build_parser
+from ts_stateful.cli.serve import make_torchserve
+from ts_stateful.torchserve.server import settings_file
 
 
 @pytest.mark.parametrize("front", ["asgi", "torchserve"])
@@ -29,6 +32,46 @@ def test_torchserve_serves_no_model_that_is_not_packed(
     given = model.format(folder=tmp_path)
     assert main(["serve", given, "--front", "torchserve"]) == 2
     assert f"pack {given} first, by `ts-stateful pack`" in capsys.readouterr().err
+
+
+def test_torchserve_is_not_started_with_what_is_no_archive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also outside of a checkout, whose files of settings are the package's own."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.mar").write_text("no archive")
+    assert main(["serve", "text.mar", "--front", "torchserve"]) == 1
+    error = capsys.readouterr().err
+    assert (
+        error == "error: text.mar: not an archive of torch-model-archiver: File is not a zip file\n"
+    )
+
+
+def test_torchserve_serves_an_archive_by_its_name(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--name` is the name it was packed with, of a file and of a folder; `serve --name` comes first."""
+    monkeypatch.chdir(tmp_path)
+    source = repository / "examples" / "counter"
+    given = ["--files", str(source / "model"), "--config", str(source / "model-config.yaml")]
+    for kind, made in (("default", "counter.mar"), ("no-archive", "counter")):
+        arguments = [*given, "--name", "counter", "--format", kind, "--output", str(tmp_path)]
+        assert main(["pack", *arguments]) == 0
+        for name in ([], ["--name", "other"]):
+            arguments = ["serve", made, "--front", "torchserve", *name]
+            server = make_torchserve(build_parser().parse_args(arguments))
+            assert server.name == (name or ["counter"])[-1]
+
+
+@pytest.mark.parametrize("name", ["config.properties", "log4j2.xml"])
+def test_the_package_has_the_settings_of_the_checkout(
+    name: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count where the working directory has none."""
+    monkeypatch.chdir(tmp_path)
+    assert settings_file(name).read_text() == (repository / name).read_text()
+    Path(name).touch()
+    assert settings_file(name) == Path(name)
 
 
 @pytest.mark.parametrize(

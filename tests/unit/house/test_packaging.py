@@ -92,7 +92,18 @@ def test_wheel_archive_and_tree_hold_the_same(repository: Path, wheel: set[str],
     handlers = repository / "handlers"
     tree = {
         str(path.relative_to(handlers))
-        for pattern in ("*.py", "*.cpp", "*.h", "*.class", "*.java", "*.css", "*.js", "py.typed")
+        for pattern in (
+            "*.py",
+            "*.cpp",
+            "*.h",
+            "*.class",
+            "*.java",
+            "*.css",
+            "*.js",
+            "*.properties",
+            "*.xml",
+            "py.typed",
+        )
         for path in handlers.rglob(pattern)
         if "egg-info" not in str(path)
     }

@@ -8,12 +8,17 @@ import os
 import re
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TextIO
 
+import psutil
 import pytest
 
+from tests.support.worker import eventually
+from ts_stateful.process.drain import is_alive
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import Ports
 from ts_stateful.torchserve.java import java_environment, java_version
@@ -97,7 +102,7 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
                 ports=Ports(http=port),
             )
         )
-        with pytest.raises(ServerFailed, match=f"in use.*{port}"):
+        with pytest.raises(ServerFailed, match=f"in use.*{port}.*or stop the server that has them"):
             server.start()
 
 
@@ -145,6 +150,35 @@ def test_a_model_that_cannot_be_loaded_ends_the_wait(tmp_path: Path) -> None:
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+_SERVE = """
+import sys
+from pathlib import Path
+from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
+
+folder = Path(sys.argv[1])
+files = (folder / name for name in ("chat.mar", "config.properties", "log4j2.xml"))
+TorchServe(TorchServeSettings(*files, environ={"JAVA_HOME": str(folder / "home")})).start()
+"""
+
+
+def test_torchserve_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """Also if that one is killed and can stop nothing."""
+    _server(
+        tmp_path,
+        f"{_VERSION}\necho $$ > {tmp_path}/new && mv {tmp_path}/new {tmp_path}/pid\nsleep 60",
+    )
+    environ = {
+        **os.environ,
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    with subprocess.Popen([sys.executable, "-c", _SERVE, tmp_path], env=environ) as process:
+        eventually((tmp_path / "pid").exists)
+        java = psutil.Process(int((tmp_path / "pid").read_text()))
+        process.kill()
+    eventually(lambda: not is_alive(java))
 
 
 def _kept_logs(error: ServerFailed) -> str:

@@ -8,14 +8,19 @@ from ts_stateful.config.check.finding import Finding, error, warning
 from ts_stateful.config.schema import Config, HandlerConfig
 from ts_stateful.config.sizes import ModelUnknown, TransformerSize, show_bytes, show_count
 
-__all__ = ["check_budgets", "check_model", "counted_dtype"]
+__all__ = ["check_budgets", "check_model", "counted_dtypes"]
 
 
-def counted_dtype(handler: HandlerConfig) -> str:
-    """Return the dtype with which states are counted: of `auto` that of a GPU, or on a CPU the larger of its two."""
+def counted_dtypes(handler: HandlerConfig) -> dict[str, str]:
+    """Return the dtype with which states are counted, under "", or that of each kind of device if the device is open.
+
+    As in `ts-stateful plan`, `auto` is bfloat16 on a GPU, and on a CPU the larger of its two. The one of fewer bytes is last.
+    """
     if handler.dtype != "auto":
-        return handler.dtype
-    return "float32" if handler.device == "cpu" else "bfloat16"
+        return {"": handler.dtype}
+    if handler.device == "auto" and handler.tensor_parallel == 1:
+        return {"on a CPU": "float32", "on a GPU": "bfloat16"}
+    return {"": "float32" if handler.device == "cpu" else "bfloat16"}
 
 
 def check_budgets(handler: HandlerConfig) -> Iterator[Finding]:
@@ -74,15 +79,16 @@ def check_model(config: Config, model: TransformerSize) -> Iterator[Finding]:
             f"set it to at most {model.window}",
         )
         return
-    window, dtype = handler.context_length or model.window, counted_dtype(handler)
+    window = handler.context_length or model.window
+    where, dtype = list(counted_dtypes(handler).items())[-1]
     needed = (window or 0) * model.token_bytes(dtype) + model.fixed.num_bytes(dtype)
     if device is None or window is None or device >= needed:
         return
     tokens = model.tokens_in(device, dtype)
     yield warning(
         "handler.deviceCacheBytes",
-        f"{show_bytes(device)} hold {show_count(tokens)} tokens of one session"
-        f" ({model.arithmetic(dtype)}), but a context has up to {show_count(window)}:"
+        f"{where} {show_bytes(device)} hold {show_count(tokens)} tokens of one session".lstrip()
+        + f" ({model.arithmetic(dtype)}), but a context has up to {show_count(window)}:"
         " turns of longer sessions fail with `out_of_memory`",
         f"set it to at least {needed}" + (f", or `contextLength: {tokens}`" if tokens else ""),
     )

@@ -20,6 +20,7 @@ from ts_stateful.config.check.safety import check_safety
 from ts_stateful.config.check.split import check_devices, check_split
 from ts_stateful.config.check.states import check_states
 from ts_stateful.config.check.timing import check_timing
+from ts_stateful.config.document import parse_yaml
 from ts_stateful.config.edit import completed
 from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.config.sizes import TransformerSize
@@ -81,11 +82,11 @@ def check_file(
 def read_document(path: Path) -> dict[str, Any] | Finding | None:
     """Read the mapping in a YAML file, None for an empty one, or a finding if there is no mapping."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as reason:
         return error(str(path), f"cannot be read: {reason}", "give a readable file")
     except yaml.YAMLError as reason:
-        return error(str(path), f"is not YAML: {reason}", "correct the syntax")
+        return error(str(path), f"is not a valid YAML file: {reason}", "correct it")
     if not isinstance(document, dict | None):
         return error(str(path), "is not a mapping of keys to values", "see model-config.yaml")
     return document

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ts_stateful.config.access import HeaderAuth, JwtAuth
-from ts_stateful.config.check.budgets import counted_dtype
+from ts_stateful.config.check.budgets import counted_dtypes
 from ts_stateful.config.check.places import sessions_per_engine
 from ts_stateful.config.schema import Config, EngineConfig, StateConfig
 from ts_stateful.config.sizes import StatesSize, TransformerSize, show_bytes, show_count
@@ -80,10 +80,18 @@ def _states(config: Config, settings: StateConfig) -> list[str]:
 
 
 def _tokens(config: Config, model: TransformerSize | None) -> list[str]:
-    handler = config.handler
     if model is None:
         return []
-    dtype, model = counted_dtype(handler), model.part(handler.tensor_parallel)
+    part = model.part(config.handler.tensor_parallel)
+    return [
+        f"{where}: {line}" if where else line
+        for where, dtype in counted_dtypes(config.handler).items()
+        for line in _tokens_of(config, part, dtype)
+    ]
+
+
+def _tokens_of(config: Config, model: TransformerSize, dtype: str) -> list[str]:
+    handler = config.handler
     token_bytes, fixed = model.token_bytes(dtype), model.fixed.num_bytes(dtype)
     lines = [model.arithmetic(dtype)]
     if handler.tensor_parallel > 1:

@@ -227,9 +227,27 @@ def test_the_summary_has_the_capacity() -> None:
     assert "256 sessions on 4 engines, up to 64 each" in lines
     assert "64 requests in flight and 1,000 that wait" in lines
     assert "a full context of 131,072 tokens takes 16 GiB" in lines
-    assert "65,536 tokens of an engine's sessions, 1,024 of each" in lines
+    assert "on a GPU: deviceCacheBytes hold 65,536 tokens of an engine's sessions, 1,024" in lines
     short = dataclasses.replace(LLAMA_8B, window=None)
     assert "a full context" not in "\n".join(summary(config, short))
+
+
+@pytest.mark.parametrize(
+    ("handler", "counted"),
+    [
+        ({}, [("on a CPU: 32 layers", "262,144"), ("on a GPU: 32 layers", "131,072")]),
+        ({"device": "cpu"}, [("32 layers", "262,144")]),
+        ({"device": "cuda:0"}, [("32 layers", "131,072")]),
+        ({"dtype": "float16"}, [("32 layers", "131,072")]),
+    ],
+)
+def test_bytes_are_those_of_the_device(
+    handler: dict[str, Any], counted: list[tuple[str, str]]
+) -> None:
+    """If the configuration leaves the device open, both kinds are counted, as `plan` counts each."""
+    lines = summary(load_config({**_CONTINUOUS, "handler": handler}), LLAMA_8B)
+    found = [line.partition(" bytes a token")[0] for line in lines if "bytes a token" in line]
+    assert [(line.partition(" x ")[0], line.rpartition(" ")[2]) for line in found] == counted
 
 
 def test_the_summary_of_sequences_has_their_rate() -> None:

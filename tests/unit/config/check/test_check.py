@@ -54,6 +54,27 @@ def test_a_removed_key_names_what_has_its_place() -> None:
         load_config({**_GOOD, "handler": {"engineGroup": "g"}})
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "handler:\n  model: x\nhandler:\n  model: y\n",
+            "key 'handler' stands twice, in lines 1 and 3",
+        ),
+        ("handler: {store: {url: none, url: none}}", "key 'url' stands twice, in lines 1 and 1"),
+        ("a: " + "[" * 3000, "it is nested too deeply"),
+    ],
+)
+def test_what_yaml_takes_in_silence_is_an_error(text: str, reason: str, tmp_path: Path) -> None:
+    """Of a key that stands twice, all below the first one would be lost."""
+    path = tmp_path / "model-config.yaml"
+    path.write_text(text)
+    [finding] = check_file(path)
+    assert (finding.severity, reason in finding.message) == ("error", True), finding
+    path.write_text("x: {y: &y {<<: {k: 1}, k: 2}}\nz: {<<: *y, k: 1}\n")
+    assert reason not in str(check_file(path))
+
+
 def test_the_shipped_file_passes_in_every_profile(repository: Path) -> None:
     """model-config.yaml has no finding, also after archive.sh edits it for another profile."""
     document = yaml.safe_load((repository / "model-config.yaml").read_text())
@@ -184,7 +205,7 @@ def test_a_finding_reads_as_one_line() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "is not YAML"),
+        ("a: [", "is not a valid YAML file"),
         ("- a\n- b\n", "is not a mapping"),
         ("handler:\n  modle: x\n", "modle"),
         ("batchSize: many\n", "batchSize"),
