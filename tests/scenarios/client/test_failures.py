@@ -180,7 +180,9 @@ def test_a_request_without_an_answer_is_sent_again(
     for kind in ("hello", "open", "prompt", "info", "rewind", "close"):
         fake.fail(kind, silence)
     fake.fail("prompt", silence)
-    with connected(fake, time, stall_s=0.6, profile=_profile(fake)) as server:
+    # SageMaker's routes no request again that was slow alone: it would open another session.
+    stall_s = 0.6 if fake.profile == "sagemaker" else 0.2
+    with connected(fake, time, stall_s=stall_s, profile=_profile(fake)) as server:
         assert server.hello().model == "fake"
         with server.open() as session:
             assert session.ask("Hello") == reply_to("Hello")

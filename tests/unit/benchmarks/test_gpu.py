@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.driver import Driver
+from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.engine import Bench
 from benchmarks.gpu.network import TINY, build
 from ts_stateful.config.schema import load_config
@@ -58,10 +59,12 @@ def test_what_does_not_fit_leaves_nothing_for_the_next_sample() -> None:
         assert bench.decode_ms(1, 2) > 0
 
 
-@pytest.mark.slow
-def test_without_a_gpu_nothing_is_measured(repository: Path) -> None:
+def test_without_a_gpu_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The message names the remedy, and the exit status differs from a measurement's."""
-    done = run(repository)
-    assert done.returncode == 2
-    assert "no NVIDIA GPU" in done.stderr
-    assert "--tiny" in done.stderr
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([]) == 2
+    message = capsys.readouterr().err
+    assert "no NVIDIA GPU" in message
+    assert "--tiny" in message

@@ -86,14 +86,14 @@ def test_projections_are_joined_without_changing_the_network() -> None:
 
 def test_captured_steps_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt's tokens are rows, and so is the next token."""
-    monkeypatch.setattr(cuda_graphs, "_SIZES", (4,))
+    monkeypatch.setattr(cuda_graphs, "_SIZES", (2,))
     model, stock, capturer = made("llama"), tiny.MODELS["llama"](), PlainCapturer()
-    assert model.forward.capture(capturer, fused=True) == [4]
+    assert model.forward.capture(capturer, fused=True) == [2]
     assert model.forward._fused is not None
     before, logits = capturer.num_replays, []
     for forward in (model.forward, stock.forward):
         kv = forward.new_kv()
-        for ids in ([5, 6, 7], [8]):
+        for ids in ([5, 6], [8]):
             found = forward(ids, [Span(kv, kv.length, len(ids))], None, [len(ids) - 1])
         logits.append(found)
     assert capturer.num_replays == before + 2
