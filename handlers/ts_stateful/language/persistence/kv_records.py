@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from safetensors import SafetensorError
@@ -68,6 +68,39 @@ class _KVPiece(NamedTuple):
         return f"{self.start:08d}-{self.stop:08d}-{self.meaning}-{self.checksum}"
 
 
+class _Meanings(dict[int, str]):
+    """The meaning of the first tokens of a transcript by their number. Ascending ones read each token once.
+
+    `digest` is that of the model and the session.
+    """
+
+    def __init__(
+        self, digest: hashlib._Hash, transcript: Transcript, media_tokens: Collection[int]
+    ) -> None:
+        super().__init__()
+        self._beginning = self._digest = digest
+        self._num_read = self._num_media = 0
+        self._transcript, self._media_tokens = transcript, media_tokens
+
+    def __missing__(self, stop: int) -> str:
+        if stop < self._num_read:
+            self._digest, self._num_read, self._num_media = self._beginning, 0, 0
+        ids = self._transcript.log[self._num_read : stop]
+        self._digest = self._digest.copy()
+        self._digest.update(array("q", ids).tobytes())
+        # A generated image token counts as one image more here; at worst, a piece is not found.
+        self._num_media += sum(map(ids.count, self._media_tokens))
+        self._num_read = stop
+        digest, count = self._digest.copy(), self._num_media
+        for image in self._transcript.images:
+            if count <= 0:
+                break
+            digest.update(f" {image.key}".encode())
+            count -= sum(map(image.ids.count, self._media_tokens))
+        self[stop] = digest.hexdigest()
+        return self[stop]
+
+
 class StoredKV:
     """The KV states of one model in a store. All methods wait for the store; they are for its threads."""
 
@@ -91,10 +124,10 @@ class StoredKV:
             StoreUnavailable: see `Store`. A part may have been written.
         """
         length = snapshot.length
-        found = self._pieces(transcript.session_id)
+        found, meanings = self._pieces(transcript.session_id), self._meanings(transcript)
         kept = []
         for start, stop in self._ranges(snapshot):
-            meaning = self._meaning(transcript, stop)
+            meaning = meanings[stop]
             same = [piece for piece in found if piece[:3] == (start, stop, meaning)]
             if not same:
                 tensors = self._tensors(snapshot, start, stop)
@@ -149,12 +182,13 @@ class StoredKV:
         """Yield pieces that fit, one after the other."""
         pieces = sorted(self._pieces(transcript.session_id), reverse=True)
         limit, start = min(limit, len(transcript.log)), 0
+        meanings = self._meanings(transcript)
         while True:
             following = (
                 piece
                 for piece in pieces
                 if piece.start == start < piece.stop <= limit
-                and piece.meaning == self._meaning(transcript, piece.stop)
+                and piece.meaning == meanings[piece.stop]
             )
             longest = next(following, None)
             if longest is None:
@@ -164,28 +198,18 @@ class StoredKV:
 
     def _points(self, transcript: Transcript, limit: int) -> list[_KVPiece]:
         """Return the pieces of recurrent states that fit, ascending."""
+        meanings = self._meanings(transcript)
         return [
             piece
             for piece in sorted(self._pieces(transcript.session_id))
-            if piece.start == piece.stop <= limit
-            and piece.meaning == self._meaning(transcript, piece.stop)
+            if piece.start == piece.stop <= limit and piece.meaning == meanings[piece.stop]
         ]
 
-    def _meaning(self, transcript: Transcript, stop: int) -> str:
+    def _meanings(self, transcript: Transcript) -> _Meanings:
         digest = hashlib.sha256(transcript.origin.encode() + b"\0" + self._fingerprint)
         for part in self._model.adapters.fingerprint(transcript.adapter).values():
             digest.update(part.encode())
-        ids = transcript.log[:stop]
-        digest.update(array("q", ids).tobytes())
-        # A generated image token counts as one image more here; at worst, a piece is not found.
-        tokens = self._model.media_tokens
-        count = sum(map(ids.count, tokens))
-        for image in transcript.images:
-            if count <= 0:
-                break
-            digest.update(f" {image.key}".encode())
-            count -= sum(map(image.ids.count, tokens))
-        return digest.hexdigest()
+        return _Meanings(digest, transcript, self._model.media_tokens)
 
     def _ranges(self, snapshot: Snapshot) -> Iterator[tuple[int, int]]:
         """Yield the bounds of the pieces of a snapshot."""

@@ -187,6 +187,10 @@ def test_an_image_of_the_same_size_is_another_one(store: LateStore) -> None:
         ask(harness, name, "See", images=(Image(url=name),))
         context = harness.engine.table.get(name).state
         transcript = Transcript("x", "y", list(context.log), context.images)
-        meanings.append([stored._meaning(transcript, stop) for stop in (2, len(transcript.log))])
+        stops = (2, len(transcript.log))
+        meanings.append([stored._meanings(transcript)[stop] for stop in stops])
+        ascending, descending = stored._meanings(transcript), stored._meanings(transcript)
+        assert [ascending[stop] for stop in stops] == meanings[-1]
+        assert [descending[stop] for stop in reversed(stops)] == meanings[-1][::-1]
     assert meanings[0][0] == meanings[1][0]
     assert meanings[0][1] != meanings[1][1]
