@@ -222,6 +222,16 @@ def test_what_cannot_be_compiled_is_refused(asked: ResponseFormat) -> None:
     assert harness.prompt("s", "Hi", max_new_tokens=2)["turn"] == 1
 
 
+def test_what_is_wrong_with_a_regex_is_named() -> None:
+    """In one line."""
+    harness = Harness(llama())
+    harness.open("s")
+    error = harness.prompt("s", "Hi", response_format=Regex("(a"))["error"]
+    assert error["message"].endswith(
+        'invalid regex "(a" (in regex): regex parse error: unclosed group'
+    )
+
+
 def test_a_form_can_become_too_complex_in_the_middle() -> None:
     """Of one turn: it is rolled back, and the one beside it goes on."""
     harness = Harness(llama())

@@ -99,6 +99,7 @@ def _penalty_of_bytes(device: torch.device) -> Tensor:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Return the library's first line, without the parser's state, which its later lines have."""
-    text = matcher.get_error().strip().splitlines()
-    return (text[0] if text else "the grammar cannot be used")[:500]
+    """Return the library's first line, and what is wrong with a regex, without the parser's state of other lines."""
+    first, *others = matcher.get_error().strip().splitlines() or ["the grammar cannot be used"]
+    wrong = (line.removeprefix("error:") for line in others if line.startswith("error:"))
+    return f"{first}{next(wrong, '')}"[:500]

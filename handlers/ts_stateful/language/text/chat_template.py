@@ -11,6 +11,7 @@ import jinja2
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import mark_control_tokens
 
+from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.text.call_fields import call_fields
 from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, common_prefix
 from ts_stateful.language.text.marked_chat import control_tokens, encode_marked
@@ -33,6 +34,9 @@ class ChatText:
     `owner` is the processor or tokenizer whose chat template is used. A text model has no `placeholders`. As in processors,
     they become their expansions before the text is tokenized (576 times `<image>` for LLaVA). Control tokens that a text spells
     out are marked, so that they are tokenized as text. `form` is what a processor writes around a rendered conversation.
+
+    Raises:
+        ConfigError: the chat template is malformed.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class ChatText:
         tokens |= {each.token for each in placeholders}
         controls = sorted(tokens, key=len, reverse=True)
         self._controls = re.compile("|".join(map(re.escape, controls)) or "(?!)")
-        self._takes_parts = bool(placeholders) or self._hides_texts()
+        self._takes_parts = self._hides_texts() or bool(placeholders)
 
     def _hides_texts(self) -> bool:
         """Return True if the template shows messages of parts alone; templates of text models expect one text."""
@@ -62,6 +66,8 @@ class ChatText:
             return _CUT not in self._owner.apply_chat_template(
                 [{"role": "user", "content": _CUT}], tokenize=False
             )
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"line {error.lineno} of the chat template: {error}") from None
         except jinja2.TemplateError:
             return False
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.tiny import CHATML, REWRITING, VICUNA, tokenizer_of
+from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.text.chat_template import ChatText
 from ts_stateful.language.text.dialogue import Dialogue, common_prefix
 from ts_stateful.protocol.errors import InvalidRequest
@@ -105,6 +106,12 @@ def test_an_opening_is_how_every_first_prompt_begins() -> None:
         message = text.user_message(dialogue, prompt, 0)
         extension = text.extend(dialogue, opening, [message], [])
         assert extension.keep >= len(opening) - 1
+
+
+def test_a_malformed_template_is_no_model() -> None:
+    """Else each prompt would be refused."""
+    with pytest.raises(ConfigError, match=r"line 2 of the chat template: .*endfor"):
+        chat("{% for m in messages %}\n{% if x %}{% endfor %}")
 
 
 def test_a_template_that_refuses_is_a_typed_error() -> None:
