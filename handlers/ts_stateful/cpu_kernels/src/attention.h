@@ -60,7 +60,7 @@ void attend_share(const Step& step, const Layer& layer, const X* query, int64_t 
     const int64_t place = head * step.capacity(span) + begin;
     const T* keys = step.states<T>(span, 0) + place * layer.key_dim;
     const T* values = step.states<T>(span, 1) + place * layer.value_dim;
-    alignas(LINE) float rows[TOGETHER * 1024], means[TOGETHER * 1024];
+    alignas(LINE) float rows[TOGETHER * WIDEST], means[TOGETHER * WIDEST];
     Query queries[TOGETHER];
     for (int64_t g = 0; g < group; g += most_heads) {
       const int64_t some = std::min(most_heads, group - g), num = (stop - row) * some;
@@ -86,7 +86,7 @@ void attend_share(const Step& step, const Layer& layer, const X* query, int64_t 
     float highest = sinks ? sinks[head] : -INFINITY;
     for (int64_t s = 0; s < num_splits; s++) highest = std::max(highest, slots[s * group * slot_size + layer.value_dim]);
     float total = sinks ? std::exp(sinks[head] - highest) : 0;
-    float mean[1024] = {};
+    float mean[WIDEST] = {};
     for (int64_t s = 0; s < num_splits; s++) {
       const float* slot = slots + s * group * slot_size;
       const float weight = std::exp(slot[layer.value_dim] - highest);

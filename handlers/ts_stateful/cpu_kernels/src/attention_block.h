@@ -12,6 +12,7 @@ constexpr int TILE = 64;       // dimensions of values summed in registers, at m
 constexpr int QUERIES = 4;     // that share a key in registers
 constexpr int KEYS = QUARTER;  // that share a query there
 constexpr int TOGETHER = 16;   // queries that share a block of keys in a cache
+constexpr int WIDEST = 1024;   // dimensions at most, which `_WIDEST` of kernels/cpu/attention.py checks
 
 template <class T> inline void fetch(const T* p, int dim) {
   for (int d = 0; d < dim; d += 64 / int(sizeof(T))) __builtin_prefetch(p + d);
@@ -163,7 +164,7 @@ template <class T>
 void attend_beside(const Layer& layer, const float* query, const T* keys, const T* values, int64_t begin, int num,
                    Query* queries, float* mean) {
   const int key_dim = int(layer.key_dim), value_dim = int(layer.value_dim);
-  alignas(64) float scores[BLOCK][LANES], wide[SEVERAL * 1024];
+  alignas(64) float scores[BLOCK][LANES], wide[SEVERAL * WIDEST];
   for (int i = 0; i < num; i += SEVERAL) {
     const int some = std::min(SEVERAL, num - i);
     const T* key = keys + int64_t(i) * key_dim;
@@ -186,7 +187,7 @@ void attend_beside(const Layer& layer, const float* query, const T* keys, const 
 inline void score_tiles(const Layer& layer, const bfloat16* query, const bfloat16* keys, const bfloat16* values, int num,
                         float (*scores)[LANES]) {
   const int dim = int(layer.key_dim), value_dim = int(layer.value_dim);
-  alignas(LINE) bfloat16 rest[LANES * 1024];
+  alignas(LINE) bfloat16 rest[LANES * WIDEST];
   for (int i = 0; i < num; i += LANES) {
     const bfloat16* key = keys + i * dim;
     for (int k = 0; k < LANES; k++) fetch(key + (BLOCK + k) * dim, dim), fetch(values + (BLOCK + i + k) * value_dim, value_dim);
@@ -204,7 +205,7 @@ inline void score_tiles(const Layer& layer, const bfloat16* query, const bfloat1
 // Add `num` values, weighted by scores[i][q] in two parts, to mean[q][d].
 inline void gather_tiles(float (*scores)[LANES], const bfloat16* values, int num, int dim, float* mean) {
   constexpr int STEP = WIDTH<bfloat16>;
-  alignas(LINE) bfloat16 pairs[BLOCK * 1024], weights[2][LANES][BLOCK];
+  alignas(LINE) bfloat16 pairs[BLOCK * WIDEST], weights[2][LANES][BLOCK];
   const int end = (num + STEP - 1) / STEP * STEP;
   for (int i = num; i < end; i++) store(scores[i], zero());
   for (int i = 0; i < end; i += LANES) {
@@ -251,7 +252,7 @@ inline void attend_tiles(const Layer& layer, const bfloat16* query, const bfloat
 template <class T>
 void attend_all_beside(const Layer& layer, const float* query, const T* keys, const T* values, int64_t count, int num,
                        Query* queries, float* means) {
-  alignas(64) float turned[1024 * LANES];
+  alignas(64) float turned[WIDEST * LANES];
   for (int i = num; i < LANES; i++) queries[i] = {0, count, -INFINITY, 0};
   std::fill(means, means + LANES * layer.value_dim, 0.0f);
   const auto for_blocks = [&](auto attend) {

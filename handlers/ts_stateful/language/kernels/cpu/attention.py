@@ -21,7 +21,7 @@ from ts_stateful.language.kv.spans import Table
 
 __all__ = ["CpuKernels"]
 
-_WIDEST: Final = 1024  # dimensions at most
+_WIDEST: Final = 1024  # dimensions at most, as WIDEST in `src/attention_block.h`
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
