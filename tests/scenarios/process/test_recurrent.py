@@ -40,15 +40,24 @@ def worker(start: Start, tmp_path: Path) -> Worker:
 
 def step(worker: Worker, number: int, name: str, **fields: Any) -> int | str:
     """Return the sum after a step, or the code of the error."""
+    return answer_of(worker, send(worker, number, name, **fields))
+
+
+def send(worker: Worker, number: int, name: str, **fields: Any) -> str:
+    """Submit a step; return the request's id."""
     state = load_config({"handler": HANDLER}).state
     assert state is not None
     elements = read_inputs(state.inputs, [InputTensor("number", [number])], {})
-    answer = worker.ask(
+    return worker.submit(
         Step(session_id=name, **fields),
         attachments=tuple(tensor.data for tensor in elements),
         shapes=tuple(tensor.shape for tensor in elements),
         creates_session=fields.get("start", False),
     )
+
+
+def answer_of(worker: Worker, request: str) -> int | str:
+    answer = worker.wait(request)
     return (
         str(answer["error"]["code"]) if "error" in answer else int(answer["outputs"][0]["data"][0])
     )
@@ -72,3 +81,20 @@ def test_only_an_ended_sequence_begins_again_after_a_crash(worker: Worker) -> No
     assert step(worker, 5, "open") == "session_not_found"
     assert step(worker, 7, "open", start=True) == 7
     assert step(worker, 1, "open") == 8
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_the_next_sequence_of_an_id_may_be_sent_before_the_end_of_one_is_answered(
+    start: Start, tmp_path: Path, engines: int
+) -> None:
+    """It stays on its engine, and is not found after a crash."""
+    (tmp_path / "counter.py").write_text(SOURCE)
+    worker = start(model_dir=tmp_path, engines=engines, max_sessions=4, **HANDLER)
+    for name in "abcd":
+        steps = [(1, {}), (2, {"end": True}), (10, {}), (20, {})]
+        sent = [send(worker, number, name, **fields) for number, fields in steps]
+        assert [answer_of(worker, request) for request in sent] == [1, 3, 10, 30]
+    assert [step(worker, 5, name) for name in "abcd"] == [35] * 4
+    if engines == 1:
+        worker.kill(signal.SIGKILL)
+        assert step(worker, 5, "a") == "session_not_found"

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from ts_stateful.protocol.errors import TooManySessions
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.logprobs import TokenLogprob
-from ts_stateful.protocol.requests import Cancel, Continue, Info
+from ts_stateful.protocol.requests import Cancel, Continue, Info, Step
 
 __all__ = ["InFlight", "InFlightRequests", "RequestSender"]
 
@@ -152,6 +152,11 @@ class InFlightRequests:
         They wait for its successor. Refusing them would leave gaps in sessions whose clients do not wait for answers.
         """
         self.draining, self.for_good = True, for_good
+
+    def has_step_of(self, session_id: str | None) -> bool:
+        """Return True if a step of this id is in flight: of the next sequence, if one has just ended."""
+        commands = (request.message.command for request in self)
+        return any(isinstance(one, Step) and one.session_id == session_id for one in commands)
 
     def clear(self, request: InFlight) -> None:
         """End the trial of a request that the engine has survived."""

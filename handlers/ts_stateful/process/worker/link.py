@@ -237,8 +237,7 @@ class EngineLink:
 
     def _handle_event(self, event: Event) -> None:
         with self._lock:
-            request = self.in_flight.get(event.request_id)
-            if request is None:
+            if (request := self.in_flight.get(event.request_id)) is None:
                 return
             is_for_client = request.record(event)
             is_full = is_for_client and request.may_move(event)
@@ -249,6 +248,7 @@ class EngineLink:
                     self.in_flight.remove(event.request_id)
             elif event.token_ids:
                 self.in_flight.clear(request)
+            is_over = event.closed and not self.in_flight.has_step_of(event.session_id)
         if not is_for_client:
             return
         command = request.message.command
@@ -256,7 +256,7 @@ class EngineLink:
             self._listener.on_placed(self.index, (str(event.session_id),))
         # If the model failed on a first step, the steps that follow it must not begin a sequence.
         refused = not_created and event.status != InternalError.status
-        if isinstance(command, Step) and command.session_id and (refused or event.closed):
+        if isinstance(command, Step) and command.session_id and (refused or is_over):
             self._listener.on_released(command.session_id)
         if is_full:
             self._listener.on_full(self.index, request.message, request.next_engines)
