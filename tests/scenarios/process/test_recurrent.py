@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.worker import Worker
 from ts_stateful.config.schema import load_config
+from ts_stateful.protocol.declarations import Input
 from ts_stateful.protocol.requests import Close, InputTensor, Open, Step
 from ts_stateful.protocol.tensors import read_inputs
 
@@ -38,6 +40,13 @@ def worker(start: Start, tmp_path: Path) -> Worker:
     return start(model_dir=tmp_path, max_sessions=2, **HANDLER)
 
 
+@cache
+def declared() -> tuple[Input, ...]:
+    state = load_config({"handler": HANDLER}).state
+    assert state is not None
+    return state.inputs
+
+
 def step(worker: Worker, number: int, name: str, **fields: Any) -> int | str:
     """Return the sum after a step, or the code of the error."""
     return answer_of(worker, send(worker, number, name, **fields))
@@ -45,9 +54,7 @@ def step(worker: Worker, number: int, name: str, **fields: Any) -> int | str:
 
 def send(worker: Worker, number: int, name: str, **fields: Any) -> str:
     """Submit a step; return the request's id."""
-    state = load_config({"handler": HANDLER}).state
-    assert state is not None
-    elements = read_inputs(state.inputs, [InputTensor("number", [number])], {})
+    elements = read_inputs(declared(), [InputTensor("number", [number])], {})
     return worker.submit(
         Step(session_id=name, **fields),
         attachments=tuple(tensor.data for tensor in elements),
@@ -83,18 +90,12 @@ def test_only_an_ended_sequence_begins_again_after_a_crash(worker: Worker) -> No
     assert step(worker, 1, "open") == 8
 
 
-@pytest.mark.parametrize("engines", [1, 2])
-def test_the_next_sequence_of_an_id_may_be_sent_before_the_end_of_one_is_answered(
-    start: Start, tmp_path: Path, engines: int
+def test_the_next_sequence_of_an_id_is_known_before_the_end_of_one_is_answered(
+    worker: Worker,
 ) -> None:
-    """It stays on its engine, and is not found after a crash."""
-    (tmp_path / "counter.py").write_text(SOURCE)
-    worker = start(model_dir=tmp_path, engines=engines, max_sessions=4, **HANDLER)
-    for name in "abcd":
-        steps = [(1, {}), (2, {"end": True}), (10, {}), (20, {})]
-        sent = [send(worker, number, name, **fields) for number, fields in steps]
-        assert [answer_of(worker, request) for request in sent] == [1, 3, 10, 30]
-    assert [step(worker, 5, name) for name in "abcd"] == [35] * 4
-    if engines == 1:
-        worker.kill(signal.SIGKILL)
-        assert step(worker, 5, "a") == "session_not_found"
+    """It is not begun again, after a crash or at another engine."""
+    steps = [(1, {}), (2, {"end": True}), (10, {}), (20, {})]
+    sent = [send(worker, number, "a", **fields) for number, fields in steps]
+    assert [answer_of(worker, request) for request in sent] == [1, 3, 10, 30]
+    worker.kill(signal.SIGKILL)
+    assert step(worker, 5, "a") == "session_not_found"
