@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from tests.support.harness import Harness, reference_reply
-from tests.support.tiny import llama
+from tests.support.pictures import noise
+from tests.support.tiny import llama, llava
 from ts_stateful.language.conversation.turn import Status
 from ts_stateful.language.network.load import Model
-from ts_stateful.protocol.chat import Chat, Respond, Said
-from ts_stateful.protocol.requests import Close, Fork, Info, Prompt, Rewind
+from ts_stateful.protocol.chat import Chat, Recall, Respond, Said
+from ts_stateful.protocol.requests import Close, Fork, Image, Info, Open, Prompt, Rewind
 from ts_stateful.protocol.response_format import Choice, Regex
 from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreUnavailable
@@ -158,3 +159,60 @@ def test_a_branch_that_cannot_be_written_may_be_sent_again(harness: Harness, sto
     store.is_down = False
     assert "error" not in harness.ask(branch("Why?"))
     assert harness.ask(Info(session_id="branch"))["turns"] == 2
+
+
+def test_a_session_that_ends_with_its_answer_takes_no_other_request(harness: Harness) -> None:
+    """A stream names it; a request that followed in it left the table in disorder."""
+    stream = respond("e", "Why?", after=0, stream=True)
+    first = harness.submit(stream, creates_session=True, ephemeral=True)
+    harness.steps(4)
+    others = [
+        harness.submit(command)
+        for command in (
+            respond("e", "And?", after=None),
+            respond("e", "And?", after=None, forks=True),
+            Prompt(session_id="e", prompt="And?"),
+            Fork(session_id="e", new_session_id="f"),
+            Close(session_id="e"),
+        )
+    ]
+    harness.run()
+    assert error(harness, first) is None
+    assert {error(harness, other) for other in others} == {"session_not_found"}
+    harness.clock.now += 1e6
+    harness.engine.tick()
+    assert names(harness) == set()
+
+
+def test_a_session_is_not_branched_while_it_is_opened(harness: Harness) -> None:
+    """Its images are not there yet."""
+    harness.submit(Open(session_id="o", system="Be brief."), creates_session=True)
+    branched = harness.submit(respond("o", "Why?", after=None, forks=True))
+    harness.run()
+    assert error(harness, branched) == "queue_full"
+    assert names(harness) == {"s", "o"}
+
+
+def test_a_session_without_turns_has_no_response(harness: Harness) -> None:
+    """It was only opened."""
+    harness.open("o")
+    assert harness.ask(Recall(session_id="o", turn=None))["error"]["code"] == "session_not_found"
+
+
+@pytest.mark.parametrize("num_images", [0, 1])
+def test_a_response_shows_the_images_of_an_opening(num_images: int) -> None:
+    """They come before its own ones, as in a first prompt."""
+    model = llava()
+    harness = Harness(model)
+    harness.open("s", [noise(1)])
+    harness.media["more"] = noise(2)
+    more = (Image(url="more"),) * num_images
+    messages = (Said("user", (*(None,) * num_images, "What color is it?")),)
+    answer = harness.ask(
+        Respond(session_id="s", messages=messages, images=more, note="{}", max_new_tokens=TOKENS)
+    )
+    assert "error" not in answer
+    reference_reply(model, harness, "s", TOKENS)
+    added = Respond(session_id="o", messages=messages, images=more, note="{}", generates=False)
+    harness.open("o", [noise(3)])
+    assert harness.ask(added)["error"]["field"] == "input"

@@ -107,7 +107,7 @@ class Preparation:
         if isinstance(command, RawPrompt):
             return text.raw(command.prompt)
         if isinstance(command, Respond) and not resumes:
-            sequence.messages = tuple(sent)
+            sequence.messages = _with_waiting_images(sequence, sent)
         elif sent:
             _branch(sequence, sent)
         else:
@@ -208,6 +208,19 @@ def added_messages(sequence: Sequence, timing: Timing) -> Turn:
         origin=sequence.origin,
         note=sequence.note,
     )
+
+
+def _with_waiting_images(sequence: Sequence, sent: Items[Message]) -> tuple[Message, ...]:
+    """Put the images of the session's opening, if no prompt has shown them, before the first user's message of a turn."""
+    waiting = sequence.base.dialogue.waiting_images
+    if not waiting:
+        return tuple(sent)
+    first = next((at for at, said in enumerate(sent) if said.role != "system"), None)
+    if first is None or not sequence.generates:
+        raise InvalidRequest(
+            "the session was opened with images; send a prompt first", field="input"
+        )
+    return (*sent[:first], sent[first].after_images(waiting), *sent[first + 1 :])
 
 
 def _branch(sequence: Sequence, sent: Items[Message]) -> None:

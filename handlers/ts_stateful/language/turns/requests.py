@@ -22,7 +22,7 @@ from ts_stateful.language.turns.preparation import check_command
 from ts_stateful.language.turns.responses import ResponseTurns
 from ts_stateful.protocol.answers import Cancelled, Closed
 from ts_stateful.protocol.chat import Discard, Recall, Respond
-from ts_stateful.protocol.errors import InvalidRequest, QueueFull, TurnGap
+from ts_stateful.protocol.errors import InvalidRequest, QueueFull, SessionNotFound, TurnGap
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import (
     Cancel,
@@ -131,7 +131,10 @@ class LanguageRequests:
     def _session(self, session_id: str | None, *, in_turn: bool = False) -> Session[Context]:
         if session_id is None:
             raise InvalidRequest("name the session, in the header or here", field="session_id")
-        return self._table.get(session_id, in_turn=in_turn)
+        session = self._table.get(session_id, in_turn=in_turn)
+        if session.ephemeral:  # it ends with the answer to the request that opened it
+            raise SessionNotFound("no session of this id is open here", field="session_id")
+        return session
 
     def _new_session(self, message: Submit, command: Open | Prompt) -> Session[Context]:
         if command.session_id is None:

@@ -23,6 +23,7 @@ from ts_stateful.protocol.errors import (
     TurnGap,
 )
 from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.requests import Open
 from ts_stateful.sessions.session import Message, Session
 
 __all__ = ["ResponseTurns"]
@@ -63,6 +64,8 @@ class ResponseTurns:
             self._check_expected(session, after, command.expects)
         if after == num_turns and not (message.ephemeral or command.forks):
             return session
+        if session.work and isinstance(session.work[0].command, Open):
+            raise QueueFull("the session is still being opened; try again", retry_after_s=1.0)
         if after > len(session.turns):
             raise QueueFull(
                 f"turn {after} is in progress; try again when it has ended", retry_after_s=1.0
@@ -77,6 +80,8 @@ class ResponseTurns:
         """
         pending = prompts_of(session)
         turn = len(session.turns) + len(pending) if command.turn is None else command.turn
+        if turn == 0:
+            raise SessionNotFound("this session has no response")
         _check_known(session, pending, turn)
         if turn <= len(session.turns):
             self._answer(message, session, command, turn)
