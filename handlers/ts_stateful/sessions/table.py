@@ -143,10 +143,10 @@ class SessionTable(Generic[StateT]):
         raise self._ended.error(session_id)
 
     def touch(self, session: Session[StateT]) -> None:
-        """Count a use: the session becomes the most recent one and its idle time starts again."""
+        """Count a use: the session becomes the most recent one and its idle time starts again. One that has left stays out."""
         session.last_used = self._clock.monotonic()
-        self._sessions[session.session_id] = session  # moves it to the front of the LRU
-        self.tally.changed(session)
+        if self._sessions.get(session.session_id) is session:  # which moves it to the front of the LRU
+            self.tally.changed(session)
 
     def renew(self, session: Session[StateT]) -> None:
         """Give an open session the lifetime of one that is opened now."""
