@@ -80,7 +80,7 @@ class StateHarness:
         self.executor = LaterExecutor()
         self._queue = WorkQueue()
         access = StoreAccess(store, settings.store.policy, self.executor) if store else None
-        calls = StoreCalls(access, self._queue) if access else None
+        calls = StoreCalls(access, self._queue, self.clock) if access else None
         services = Services(self, self._queue, self.clock, calls)
         self.engine = build_engine(program, config, pool, services, scope=scope)
 

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 
+from msgspec import structs
+
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.batch import split_batch
@@ -39,12 +41,10 @@ class Submitted(Protocol):
 class SubmittedRequest:
     """A request that is submitted at once, or refused. A `Submitted`."""
 
-    def __init__(
-        self, model: ModelFront, arrival: Arrival, refusal: StatefulError | None = None
-    ) -> None:
+    def __init__(self, model: ModelFront, arrival: Arrival) -> None:
         self._intake, self._mailbox = model.intake, model.mailbox
         self._request_id = new_request_id()  # a client's own could be another client's
-        self._pending = self._intake.accept(self._request_id, model.placed(arrival), refusal)
+        self._pending = self._intake.accept(self._request_id, model.placed(arrival))
         self._is_closed = False
 
     def __aiter__(self) -> SubmittedRequest:
@@ -95,16 +95,17 @@ class _SubmittedBatch:
 
 def submit(model: ModelFront, arrival: Arrival) -> Submitted:
     """Submit a request at once, or all those of a batch."""
-    if not model.takes_batches or arrival.headers.infers:
+    if not model.takes_batches or arrival.headers.infers or arrival.refusal is not None:
         return SubmittedRequest(model, arrival)
     try:
-        parts = split_batch(arrival.data, model.limits)
+        parts = split_batch(arrival.data, model.limits, is_tagged=arrival.headers.is_tagged)
         if parts is None:
             return SubmittedRequest(model, arrival)
         model.check_room(len(parts))
     except StatefulError as error:
-        return SubmittedRequest(model, arrival, error)
-    return _SubmittedBatch(model, [arrival._replace(data=one) for one in parts])
+        return SubmittedRequest(model, arrival._replace(refusal=error))
+    headers = structs.replace(arrival.headers, is_tagged=False)  # an `id` of a part is the step's
+    return _SubmittedBatch(model, [arrival._replace(data=one, headers=headers) for one in parts])
 
 
 async def exchange(model: ModelFront, arrival: Arrival) -> AsyncGenerator[Response, None]:

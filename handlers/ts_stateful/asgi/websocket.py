@@ -80,9 +80,7 @@ class _Connection:
         self._call = Call(tuple(pairs))
         # Messages are not framed as those of HTTP are.
         self._headers = structs.replace(
-            http_headers(pairs, "", model.names),
-            is_http=False,
-            is_tagged=model.config.state is None,
+            http_headers(pairs, "", model.names), is_http=False, is_tagged=True
         )
         self._requests: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
@@ -110,7 +108,7 @@ class _Connection:
     async def _answer(self, text: bytes) -> None:
         tag: Tag = None
         try:
-            tag = _tag_of(text) if self._headers.is_tagged else None
+            tag = _tag_of(text)
             self._model.check_room()
         except StatefulError as error:
             self._models.count_refusal(error, self._model.name)

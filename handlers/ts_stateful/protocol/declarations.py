@@ -6,8 +6,9 @@ Datatypes have the names of the Open Inference Protocol (KServe v2).
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -43,6 +44,21 @@ class Datatype(enum.Enum):
     FP32 = "FP32"
     FP64 = "FP64"
     BF16 = "BF16"  # for states only: no format of clients has it
+
+
+# The smallest and the largest number. Those of floats also have NaN and infinities.
+_RANGES: Final[dict[Datatype, tuple[float, float]]] = {
+    Datatype.BOOL: (0, 1),
+    Datatype.UINT8: (0, 255),
+    Datatype.INT8: (-128, 127),
+    Datatype.INT16: (-(2**15), 2**15 - 1),
+    Datatype.INT32: (-(2**31), 2**31 - 1),
+    Datatype.INT64: (-(2**63), 2**63 - 1),
+    Datatype.FP16: (-65504.0, 65504.0),
+    Datatype.FP32: (-3.4028234663852886e38, 3.4028234663852886e38),
+    Datatype.FP64: (-math.inf, math.inf),
+    Datatype.BF16: (-3.3895313892515355e38, 3.3895313892515355e38),
+}
 
 
 class Raw(enum.Enum):
@@ -194,6 +210,16 @@ def _of_inputs(inputs: Sequence[Input], states: Sequence[State]) -> Iterator[str
         if tensor.datatype is Datatype.BF16:
             yield f"{path}.datatype: clients cannot send BF16; use FP32"
         yield from _of_raw(path, tensor)
+        yield from _of_value(f"{path}.padding", tensor.padding, tensor.datatype)
+
+
+def _of_value(path: str, value: float, datatype: Datatype) -> Iterator[str]:
+    low, high = _RANGES[datatype]
+    is_whole = isinstance(low, int)
+    fits = low <= value <= high and not (is_whole and value % 1)
+    if not fits and (is_whole or math.isfinite(value)):
+        kind = "a whole number" if is_whole else "a number"
+        yield f"{path}: {value:g} is no {datatype.value}; use {kind} from {low} to {high}"
 
 
 def _of_raw(path: str, tensor: Input | Output) -> Iterator[str]:
@@ -214,6 +240,8 @@ def _of_outputs(inputs: Sequence[Input], outputs: Sequence[Output]) -> Iterator[
         path = f"handler.outputs[{index}]"
         if tensor.lengths_from is not None and tensor.lengths_from not in lengths:
             yield f"{path}.lengthsFrom: {tensor.lengths_from} has no lengths; name an output of shape [] or an input"
+        if tensor.lengths_from is not None and tensor.free_dim is None:
+            yield f"{path}.lengthsFrom: {tensor.name} has no free dimension; leave it out"
         if tensor.free_dim is not None and padded and tensor.lengths_from is None:
             yield f"{path}.lengthsFrom: missing; name the input or output with the length of each row"
         yield from _of_raw(path, tensor)
@@ -223,6 +251,9 @@ def _of_states(states: Sequence[State], outputs: Sequence[Output]) -> Iterator[s
     lengths = {tensor.name for tensor in outputs if not tensor.shape}
     for index, state in enumerate(states):
         path = f"handler.states[{index}]"
+        yield from _of_value(f"{path}.initial", state.initial, state.datatype)
+        if state.initial_file is not None and state.initial != 0:
+            yield f"{path}: initial and initialFile exclude each other; keep one"
         if state.free_dim is None:
             if state.max is not None or state.lengths_from is not None:
                 yield f"{path}: {state.name} has no free dimension; leave out max and lengthsFrom"

@@ -166,10 +166,12 @@ def _array(declared: Input, data: object, path: str) -> np.ndarray[Any, Any]:
             if data and math.isfinite(sum(floats)):
                 return np.frombuffer(floats, dtype)
         # An array of strings would have room for the longest one in every element.
-        objects = np.array(data, dtype=object)
-        if not {bool, int, float}.issuperset(map(type, objects.ravel())):
+        kinds = set(map(type, np.array(data, dtype=object).ravel()))
+        if not (kinds <= {int, float} or kinds == {bool}):
             raise ValueError
         array = np.asarray(data)
+        if array.dtype.kind == "O" and dtype.kind == "f":  # of whole numbers that no C type holds
+            array = array.astype(np.float64)
         if array.size and array.dtype.kind not in _KINDS[dtype.kind]:
             raise ValueError
         with np.errstate(over="ignore"):

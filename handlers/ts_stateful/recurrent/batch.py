@@ -116,6 +116,7 @@ class Shaper:
         by_name = {
             declared.name: tensor
             for declared, tensor in zip(settings.outputs, on_host, strict=True)
+            if not declared.shape  # another one of this name is cut by its input
         }
 
         def lengths(declared: Output | State, tensor: Tensor) -> list[int] | None:

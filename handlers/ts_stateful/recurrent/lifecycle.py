@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
+from typing import Any
 
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.engine.core import EngineCore
@@ -92,7 +94,10 @@ class StepLifecycle:
             self.lose(session, error)
             self._core.waiting.release(session.session_id, error=error)
             return
-        self._refuse(job, error)
+        if session.state.num_steps:
+            self._refuse(job, error)
+        else:
+            self._not_begun(job, error)
         self._advance(session)
 
     def adopt(self, session: _Session, *, in_use: bool) -> bool:
@@ -102,6 +107,7 @@ class StepLifecycle:
             self._table.adopt(session, in_use=in_use)
         except SessionExpired:  # its entries are not removed yet
             return False
+        self._sequences.ended.forget(session.session_id)
         if session.work:
             self._advance(session)
         return True
@@ -113,21 +119,40 @@ class StepLifecycle:
 
     def refuse_all(self, session: _Session, error: StatefulError) -> None:
         """Refuse all steps of a sequence that are not answered yet."""
-        self._ready.remove(session)
-        for job in session.work:
-            for request_id in job.request_ids:
-                self._outbox.refuse(request_id, error, session.session_id)
-        session.work.clear()
+        while session.work:
+            self._refuse(session.work[0], error)
 
     def _refuse(self, job: PendingStep, error: StatefulError) -> None:
-        session = job.session
         self._leave(job)
-        for request_id in job.request_ids:
-            self._outbox.refuse(request_id, error, session.session_id)
-        if job.creates_session and not session.state.num_steps:
-            # Those that wait were meant to follow this one: without it they would be answered wrongly.
-            self.refuse_all(session, SessionNotFound("the sequence could not be begun"))
-            self._table.forget(session)
+        self._send_refusals([job], error)
+
+    def _send_refusals(self, jobs: Sequence[PendingStep], error: StatefulError) -> None:
+        for job in jobs:
+            for request_id in job.request_ids:
+                self._outbox.refuse(request_id, error, job.session.session_id)
+
+    def _not_begun(self, job: PendingStep, error: StatefulError) -> None:
+        """Refuse a first step. The next START that waits is now the first one; if there is none, there is no sequence."""
+        session, work = job.session, job.session.work
+        self._leave(job)
+        following = list(takewhile(lambda one: not one.step.start, work))
+        for one in following:
+            self._leave(one)
+
+        def refuse(outcome: Any = None) -> None:
+            # Those that follow would be answered wrongly without this one.
+            self._send_refusals([job], error)
+            self._send_refusals(following, SessionNotFound("the sequence could not be begun"))
+
+        if work:
+            work[0].creates_session = job.creates_session
+            refuse()
+            return
+        self._table.forget(session)
+        if job.creates_session:
+            refuse()
+        else:  # the store has the sequence before it, or the one that was opened: a crash must not bring it back
+            self._persistence.removed(session, refuse)
 
     def _written(self, job: PendingStep, answered: Answered, error: StatefulError | None) -> None:
         session = job.session
@@ -143,10 +168,13 @@ class StepLifecycle:
         session.state.last_answer = answered.repeatable
         self._leave(job)
         if job.step.end:
-            self._end(session)
+            self._end(session, answered)
         elif session.work:
             self._advance(session)
-        self._outbox.send(job.request_ids, session.session_id, answered)
+        if job.other_ids:
+            self._outbox.send_all(job, answered)
+        else:
+            self._outbox.send(job.request_ids, session.session_id, answered)
 
     def _repeated(self, job: PendingStep, answered: Answered) -> None:
         """Take a step that was run again for its states."""
@@ -156,12 +184,13 @@ class StepLifecycle:
         if not job.session.work:
             self._core.waiting.release(job.session.session_id)
 
-    def _end(self, session: _Session) -> None:
+    def _end(self, session: _Session, answered: Answered) -> None:
         """Close a sequence after its last step; the steps that wait belong to the next sequence of this id."""
         waiting = list(session.work)
         session.work.clear()
         self._ready.remove(session)
         self._table.close(session)
+        self._sequences.ended.add(session.session_id, answered)
         if not waiting:
             return
         following = self._sequences.begin(session.session_id)
@@ -184,14 +213,18 @@ class StepLifecycle:
 
     def _fits(self, job: PendingStep) -> bool:
         state = job.session.state
+        number = 1 if job.step.start else state.num_steps + 1
+        if job.step.turn not in (None, number):
+            self._table.touch(job.session)
+            error = gap(job.step.turn, number)
+            if job.creates_session:
+                self._not_begun(job, error)
+            else:
+                self._refuse(job, error)
+            return False
         if job.step.start and state.num_steps:
             state.reset()
             self._table.renew(job.session)
-        number = state.num_steps + 1
-        if job.step.turn not in (None, number):
-            self._table.touch(job.session)
-            self._refuse(job, gap(job.step.turn, number))
-            return False
         job.come_next()
         self._ready.add(job)
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.waiting import Missing, PendingRequest
@@ -18,12 +20,15 @@ from ts_stateful.protocol.requests import Fork, Step
 from ts_stateful.recurrent.persistence import NoStepPersistence
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.slots import SlotPool
+from ts_stateful.recurrent.step_records import Answered
 from ts_stateful.sessions.session import Session
 
-__all__ = ["Sequences", "gap"]
+__all__ = ["EndedAnswers", "Sequences", "gap"]
 
 _Session = Session[SequenceState]
 _START = "; send `start`: true to begin a new sequence"
+_ENDED_BYTES = 2**24  # of answers to END; those that are older are forgotten
+_ANSWER_BYTES = 2**10  # that an answer takes beside its document
 
 
 class Sequences:
@@ -41,6 +46,7 @@ class Sequences:
         self._table = core.table
         self.pool = pool
         self._persistence = persistence
+        self.ended = EndedAnswers()
 
     def get(self, session_id: str | None) -> _Session:
         """Return the open sequence of that id; raise as `SessionTable.get` does."""
@@ -69,6 +75,17 @@ class Sequences:
         self.check_quotas(request)
         return self.begin(session_id, request.missing.get(session_id)), True
 
+    def last_answer(self, request: PendingRequest) -> Answered | None:
+        """Return the answer to the END of the sequence that had this id last, if it is known and there is none now."""
+        session_id = request.message.command.session_id or ""
+        if session_id in self._table:
+            return None
+        missing = request.missing.get(session_id)
+        if missing is None:
+            return self.ended.get(session_id)
+        recent = missing.position.recent if missing.position else ()
+        return recent[-1].repeatable if recent and recent[-1].closed else None
+
     def begin(
         self,
         session_id: str,
@@ -87,6 +104,7 @@ class Sequences:
         session = self._table.open(
             session_id, SequenceState(self.pool), ttl_s=ttl_s, metadata=metadata, spared=spared
         )
+        self.ended.forget(session_id)
         session.state.log_position = self._persistence.new_position(missing)
         return session
 
@@ -122,6 +140,39 @@ class Sequences:
                 raise OutOfMemory(
                     f"{len(self._table)} sequences fill deviceCacheBytes and hostCacheBytes; close one"
                 )
+
+
+class EndedAnswers:
+    """The answers to the numbered last steps of sequences that ended here, by id; `most_bytes` of them."""
+
+    def __init__(self, most_bytes: int = _ENDED_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
+        self._answers: OrderedDict[str, Answered] = OrderedDict()
+
+    def add(self, session_id: str, answered: Answered) -> None:
+        """Remember the answer to an END, if its step can be recognised."""
+        self.forget(session_id)
+        if not answered.identity or answered.repeatable is None:
+            return
+        self._answers[session_id] = answered
+        self._num_bytes += _size(answered)
+        while self._num_bytes > self._most_bytes:
+            self.forget(next(iter(self._answers)))
+
+    def get(self, session_id: str) -> Answered | None:
+        """Return the answer of the sequence that had this id last, if it is known."""
+        return self._answers.get(session_id)
+
+    def forget(self, session_id: str) -> None:
+        """Forget an id that is in use again."""
+        answered = self._answers.pop(session_id, None)
+        if answered is not None:
+            self._num_bytes -= _size(answered)
+
+
+def _size(answered: Answered) -> int:
+    return len(answered.body) + _ANSWER_BYTES
 
 
 def gap(asked: int | None, number: int) -> TurnGap:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from ts_stateful.clock import Clock
@@ -18,10 +20,8 @@ from ts_stateful.protocol.events import Encoding, Event, EventKind
 from ts_stateful.protocol.requests import Step
 from ts_stateful.protocol.tensors import write_text
 from ts_stateful.recurrent.output_rows import OutputRows, elements_of
-from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import Answered
-from ts_stateful.sessions.session import Session
 
 __all__ = ["Outbox"]
 
@@ -77,7 +77,10 @@ class StepOutbox(Outbox):
                     closed=step.end,
                 )
                 body = encode(document)
-            answers.append(Answered(job.request_ids, body, content_type, until, step.end))
+            answered = Answered(
+                job.request_ids, body, content_type, until, step.end, identity=job.identity
+            )
+            answers.append(answered)
         return answers
 
     def send(self, request_ids: Iterable[str], session_id: str, answered: Answered) -> None:
@@ -94,10 +97,22 @@ class StepOutbox(Outbox):
             )
             self.events.emit(event)
 
-    def replay(self, request_id: str, session: Session[SequenceState], body: bytes) -> None:
-        """Send the answer of the last step again."""
-        document = msgspec.json.decode(body) | {"replayed": True}
-        self.answer(request_id, document, session_id=session.session_id)
+    def send_all(self, job: PendingStep, answered: Answered) -> None:
+        """Send an answer to all requests that wait for a step, to each with the id that its client gave it."""
+        session_id, others = job.session.session_id, job.other_ids or {}
+        if answered.content_type is not None:
+            others = {}
+        self.send([one for one in job.request_ids if one not in others], session_id, answered)
+        for request_id, asked in others.items():
+            body = _document(answered, id=asked)
+            self.send([request_id], session_id, structs.replace(answered, body=body))
+
+    def replay(self, request_id: str, step: Step, answered: Answered) -> None:
+        """Send the answer to the last step again, to a request for the same one. A fork's is that of its source."""
+        fields = {"session_id": step.session_id, "id": step.id, "replayed": True}
+        body = _document(answered, **fields)
+        again = Answered((request_id,), body, closed=answered.closed)
+        self.send([request_id], step.session_id or "", again)
 
     def _raw_body(self, tensor: Tensor) -> tuple[bytes, str]:
         assert self._raw is not None
@@ -109,6 +124,12 @@ class StepOutbox(Outbox):
         """Return the numbers of the outputs that a step names."""
         names = {output.name for output in step.outputs}
         return [index for index, o in enumerate(self._settings.outputs) if o.name in names]
+
+
+def _document(answered: Answered, **fields: Any) -> bytes:
+    """Return the document of an answer with other fields; those that are None are left out."""
+    document = msgspec.json.decode(answered.body) | fields
+    return encode({name: value for name, value in document.items() if value is not None})
 
 
 def _elements(declared: Output, tensor: Tensor) -> bytes:

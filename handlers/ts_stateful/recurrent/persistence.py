@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from lru import LRU
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 from torch import Tensor
 
 from ts_stateful.engine.core import EngineCore
@@ -228,6 +228,7 @@ class StepPersistence(NoStepPersistence):
             shapes=tuple(step.shapes) if step and keeps_inputs else (),
             lengths=tuple(state.lengths),
             metadata=dict(session.metadata),
+            copied=UNSET if step else state.last_answer,
         )
         if commits or entry.stands_alone:
             entry = structs.replace(entry, earlier=tuple(position.recent))
@@ -245,7 +246,10 @@ class StepPersistence(NoStepPersistence):
         steps = found.entries[1:] if first.states or not first.number else found.entries
         if first.states is not None:
             state.restore(found.states, first.number, first.lengths)
-            state.last_answer = first.answered.repeatable
+            if isinstance(first.copied, UnsetType):
+                state.last_answer = first.answered.repeatable
+            else:
+                state.last_answer = first.copied
         state.log_position = found.position
         session = Session(
             session_id=session_id,

@@ -68,10 +68,17 @@ class Program:
 
         Raises:
             TypeError: the model returns something else.
+            RuntimeError: it would end the process, as `sys.exit` does.
         """
         plain = self.plain_rows > 0 and inputs[0].shape[0] <= self.plain_rows
-        with torch.inference_mode(), _without_onednn() if plain else contextlib.nullcontext():
-            made = self._function(*inputs, *states)
+        try:
+            with torch.inference_mode(), _without_onednn() if plain else contextlib.nullcontext():
+                made = self._function(*inputs, *states)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # the sequences of others are in this process
+            ended = RuntimeError(f"{self.name} raised {type(error).__name__}")
+            raise ended.with_traceback(error.__traceback__) from None
         made = [made] if isinstance(made, Tensor) else list(made)
         if len(made) != self._num_outputs + self._num_states:
             raise TypeError(

@@ -27,7 +27,7 @@ from ts_stateful.recurrent.outbox import StepOutbox
 from ts_stateful.recurrent.persistence import NoStepPersistence
 from ts_stateful.recurrent.reports import hello, info
 from ts_stateful.recurrent.sequence import SequenceState
-from ts_stateful.recurrent.step import PendingStep
+from ts_stateful.recurrent.step import PendingStep, identity
 from ts_stateful.recurrent.step_records import Answered
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.ordered_calls import not_erased
@@ -83,8 +83,13 @@ class RecurrentRequests:
 
     def _step(self, request: PendingRequest, command: Step) -> None:
         message = request.message
+        asked = identity(command, message.attachments, message.shapes)
+        ended = self._sequences.last_answer(request) if asked else None
+        if ended is not None and ended.identity == asked:
+            self._outbox.replay(message.request_id, command, ended)
+            return
         session, creates_session = self._sequences.of_step(request, command)
-        if command.turn is not None and self._attached(session, command, message.request_id):
+        if command.turn is not None and self._attached(session, command, message, asked):
             return
         if len(session.work) > self._max_waiting:
             raise QueueFull(
@@ -101,19 +106,25 @@ class RecurrentRequests:
             )
         )
 
-    def _attached(self, session: _Session, command: Step, request_id: str) -> bool:
-        """Return True if a step of this number waits or is done; its answer goes to this request too."""
-        assert command.turn is not None
-        for job in session.work:
-            if job.step.turn == command.turn and job.step.start == command.start:
-                job.request_ids += (request_id,)
+    def _attached(self, session: _Session, command: Step, message: Submit, asked: bytes) -> bool:
+        """Return True if a step of this number waits or is done; its answer goes to this request too.
+
+        `asked` is the identity of the request's step.
+        """
+        for job in reversed(session.work):
+            if job.step.turn == command.turn and job.identity == asked:
+                _attach(job, message.request_id, command.id)
                 return True
+            if job.step.start or job.step.end:
+                break  # those before it are of another sequence
         state = session.state
+        last = None if session.busy else state.last_answer
+        is_same = last is not None and (not command.start or last.identity == asked)
+        if last is not None and is_same and command.turn == state.num_steps:
+            self._outbox.replay(message.request_id, command, last)
+            return True
         if session.busy or command.start or command.turn == state.num_steps + 1:
             return False  # checked when it is its turn
-        if command.turn == state.num_steps and state.last_answer is not None:
-            self._outbox.replay(request_id, session, state.last_answer)
-            return True
         raise gap(command.turn, state.num_steps + 1)
 
     def _open(self, request: PendingRequest, command: Open) -> None:
@@ -197,3 +208,9 @@ class RecurrentRequests:
     def _info(self, request_id: str, session: _Session) -> None:
         answer = info(session, self._core.clock)
         self._outbox.answer(request_id, answer, session_id=session.session_id)
+
+
+def _attach(job: PendingStep, request_id: str, client_id: str | None) -> None:
+    job.request_ids += (request_id,)
+    if client_id != job.step.id:
+        job.other_ids = {**(job.other_ids or {}), request_id: client_id}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ts_stateful.recurrent.slots import Kept, SlotPool
-from ts_stateful.recurrent.step_records import SequencePosition
+from ts_stateful.recurrent.step_records import Answered, SequencePosition
 from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import Shareable
 
@@ -27,7 +27,7 @@ class SequenceState:
         self._pool = pool
         self._slot: int | None = None
         self._kept: Kept | None = None
-        self.last_answer: bytes | None = None  # of the last step, without who asked
+        self.last_answer: Answered | None = None  # of the last step
         self.log_position: SequencePosition | None = None  # in the store, if there is one
         self.num_steps = 0
         self.lengths: Sequence[int | None] = pool.initial_lengths()

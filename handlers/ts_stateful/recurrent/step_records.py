@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -45,25 +45,27 @@ _ENDED_S = 3600.0  # the answer to the last step of a sequence is kept for so lo
 
 
 class Answered(Struct, frozen=True, array_like=True):
-    """The answer to requests, to be given again if they are repeated; see `Event`."""
+    """The answer to requests, to be given again if they are repeated; see `Event`. `identity` is that of the step."""
 
     request_ids: tuple[str, ...]
     body: bytes
     content_type: str | None = None
     opened_until: int | None = None
     closed: bool = False
+    identity: bytes = b""
 
     @property
-    def repeatable(self) -> bytes | None:
-        """The document that answers a numbered step if it is sent again; a raw answer has none."""
-        return self.body if self.content_type is None else None
+    def repeatable(self) -> Answered | None:
+        """The answer, if it can be given to a numbered step that is sent again: a raw one has no place for `replayed`."""
+        return self if self.content_type is None else None
 
 
 class StepEntry(Struct, frozen=True, tag="step", tag_field="kind", omit_defaults=True):
     """A sequence after its step `number`, or opened without one. Times are seconds of Unix time.
 
     Either `states` names the states after the step, or the step's `inputs` make them from those before it. `earlier` are the
-    answers before this one that may not have arrived; only an entry that stands alone has them.
+    answers before this one that may not have arrived; only an entry that stands alone has them. `copied` is the answer to the
+    last step of the source of a fork, in its first entry.
     """
 
     number: int
@@ -80,6 +82,7 @@ class StepEntry(Struct, frozen=True, tag="step", tag_field="kind", omit_defaults
     lengths: tuple[int | None, ...] = ()
     metadata: dict[str, Any] = {}
     earlier: tuple[Answered, ...] = ()
+    copied: Answered | UnsetType | None = UNSET
 
     @property
     def stands_alone(self) -> bool:

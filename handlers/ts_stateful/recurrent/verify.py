@@ -52,8 +52,9 @@ def verify_program(
     free = [t for t in settings.inputs if t.free_dim is not None and not t.is_derived]
     padded = any(tensor.ragged is Ragged.PAD for tensor in free)
     trouble: Exception | None = None
-    for length in _LENGTHS if free else (1,):
-        lengths = (length, length + length // 2 if padded else length)
+    most = min((tensor.max for tensor in free if tensor.max is not None), default=None)
+    tried = {_lengths(length, most, padded): None for length in (_LENGTHS if free else (1,))}
+    for lengths in tried:
         try:
             ephemeral = [_stepped(program, settings, initial, device, [n], lengths) for n in (0, 1)]
             beside = _stepped(program, settings, initial, device, [0, 1], lengths)
@@ -70,9 +71,16 @@ def verify_program(
     logger.warning(
         "%s took none of the lengths %s: whether rows are independent was not tried (%s)",
         settings.model,
-        _LENGTHS,
+        [shorter for shorter, _ in tried],
         trouble,
     )
+
+
+def _lengths(length: int, most: int | None, padded: bool) -> tuple[int, int]:
+    """Return the lengths of the two sequences, `most` at most. They differ where rows are padded."""
+    longer = min(length + length // 2 if padded else length, most or 2**31)
+    shorter = max(1, longer * 2 // 3) if padded else longer
+    return shorter, longer
 
 
 def _stepped(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
 from typing import Any
 
 import pytest
@@ -58,6 +60,8 @@ def test_a_valid_declaration_is_accepted() -> None:
         ("states.0", {"size": 3}, "handler.states[0]"),
         ("states.0", {"datatype": "FLOAT"}, "handler.states[0].datatype"),
         ("states.0", {"shape": [0]}, "handler.states[0].shape"),
+        ("states.0", {"initialFile": "h.safetensors"}, "handler.states[0]: initial and"),
+        ("outputs.1", {"lengthsFrom": "x"}, "handler.outputs[1].lengthsFrom: n has no free"),
     ],
 )
 def test_a_contradiction_is_named(place: str, fields: dict[str, Any], path: str) -> None:
@@ -66,6 +70,45 @@ def test_a_contradiction_is_named(place: str, fields: dict[str, Any], path: str)
     kind, _, index = place.partition(".")
     document[kind][int(index)].update(fields)
     with pytest.raises(ConfigError, match=path.replace("[", r"\[").replace(".", r"\.")):
+        load_config({"handler": document})
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "shown"),
+    [
+        ("BOOL", 2, "2"),
+        ("UINT8", -1, "-1"),
+        ("UINT8", 300, "300"),
+        ("INT8", 1000, "1000"),
+        ("INT64", math.nan, "nan"),
+        ("INT64", math.inf, "inf"),
+        ("INT64", 1.5, "1.5"),
+        ("INT64", 1e19, "1e+19"),
+        ("FP16", 1e30, "1e+30"),
+        ("FP32", -1e39, "-1e+39"),
+    ],
+)
+@pytest.mark.parametrize(("kind", "key"), [("inputs", "padding"), ("states", "initial")])
+def test_a_value_must_be_of_the_datatype(
+    kind: str, key: str, datatype: str, value: float, shown: str
+) -> None:
+    """The error has the path, the value and the range."""
+    document = copy.deepcopy(GOOD)
+    document[kind][0].update({"datatype": datatype, key: value})
+    error = re.escape(f"handler.{kind}[0].{key}: {shown} is no {datatype}; use a")
+    with pytest.raises(ConfigError, match=error):
+        load_config({"handler": document})
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [("BOOL", 1), ("INT8", -128), ("FP16", 65504), ("FP32", -math.inf), ("FP64", 1e308)],
+)
+def test_values_at_the_ends_of_a_datatype(datatype: str, value: float) -> None:
+    """Floats also take infinities, and NaN."""
+    for given in (value, math.nan if datatype.startswith("FP") else 0):
+        document = copy.deepcopy(GOOD)
+        document["states"][0].update({"datatype": datatype, "initial": given})
         load_config({"handler": document})
 
 

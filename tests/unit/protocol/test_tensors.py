@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ts_stateful.protocol.declarations import Datatype, Input, Raw
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import InputTensor
+from ts_stateful.protocol.strict_json import parse_json
 from ts_stateful.protocol.tensors import numpy_dtype, read_inputs, read_raw, write_text
 
 
@@ -89,6 +90,12 @@ def test_numbers_are_rounded_as_by_numpy(datatype: Datatype, numbers: list[float
         ({"shape": [2]}, ["1", "2"], {}, "inputs[0].data"),
         ({"shape": [2]}, [None, 1], {}, "inputs[0].data"),
         ({"shape": [2]}, [True, False], {}, "inputs[0].data"),
+        ({"shape": [2]}, [True, 1.5], {}, "inputs[0].data"),
+        ({"shape": [2], "datatype": "INT64"}, [True, 2], {}, "inputs[0].data"),
+        ({"shape": [2], "datatype": "BOOL"}, [True, 1], {}, "inputs[0].data"),
+        ({"shape": [2]}, [10**39, 1], {}, "inputs[0].data"),
+        ({"shape": [1], "datatype": "FP64"}, [10**400], {}, "inputs[0].data"),
+        ({"shape": [2], "datatype": "INT64"}, [10**20, 1], {}, "inputs[0].data"),
         ({"shape": [1]}, {"a": 1}, {}, "inputs[0].data"),
         ({"shape": [-1]}, [], {}, "inputs[0].shape"),
         ({"shape": [1]}, [1e39], {}, "inputs[0].data"),
@@ -108,6 +115,16 @@ def test_a_contradiction_to_the_declaration_is_named(
 ) -> None:
     """Nothing is converted silently."""
     assert refused(declared(**fields), data, **others) == field
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64"])
+def test_floats_may_be_large_whole_numbers(datatype: str) -> None:
+    """As JavaScript writes 1e20, alone, nested and beside others."""
+    tensor = declared(datatype=datatype, shape=[-1, 2])
+    large = numpy_dtype(tensor.datatype).type(1e20)
+    text = b"[[100000000000000000000, 1], [-100000000000000000000, 0.5]]"
+    data = parse_json(b'{"data": %b}' % text)["data"]
+    assert read(tensor, data) == ([large, 1, -large, 0.5], (2, 2))
 
 
 def test_every_input_is_sent_once() -> None:

@@ -68,6 +68,30 @@ def test_a_sequence_begins_with_its_first_step_and_ends_with_its_last() -> None:
     assert total(harness.ask(add(5))) == 5
 
 
+@pytest.mark.parametrize("ending", [SystemExit, GeneratorExit, BaseException])
+def test_a_model_cannot_end_the_process(ending: type[BaseException]) -> None:
+    """Only its step fails. Ctrl-C still ends it."""
+
+    def run(number: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        if bool((number == BAD).any()):
+            raise ending
+        if bool((number == -BAD).any()):
+            raise KeyboardInterrupt
+        return count(number, total)
+
+    initial = [torch.zeros(1, 1, dtype=torch.int64)]
+    harness = StateHarness(run, state_settings(**COUNTER), initial=initial)
+    assert [total(harness.ask(add(n, name))) for n, name in ((1, "a"), (2, "b"))] == [1, 2]
+    bad, good = harness.submit(add(BAD, "a")), harness.submit(add(1, "b"))
+    harness.run()
+    assert harness.code(bad) == "internal"
+    assert total(harness.answer(good)) == 3
+    assert total(harness.ask(add(1, "a"))) == 2
+    harness.submit(add(-BAD, "a"))
+    with pytest.raises(KeyboardInterrupt):
+        harness.run()
+
+
 def test_a_server_that_drains_begins_no_sequence() -> None:
     """Neither under a new id, nor with START, nor after an END; the open ones go on."""
     harness = counter()

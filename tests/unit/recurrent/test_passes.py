@@ -72,6 +72,18 @@ def test_padded_inputs_run_in_one_pass(told: dict[str, str]) -> None:
     assert harness.num_calls == 1
 
 
+def test_an_output_is_cut_by_the_input_of_its_own_name() -> None:
+    """An output of that name holds no lengths, unless its shape is []."""
+    settings = state_settings(
+        inputs=[{"name": "x", "shape": [-1], "ragged": "pad"}, LENGTHS_OF_X],
+        outputs=[{"name": "x", "shape": [-1], "lengthsFrom": "x"}],
+        states=[{"name": "h", "shape": []}],
+    )
+    harness = StateHarness(lambda x, lengths, h: (x + 1, h), settings)
+    answers = together(harness, [step("a", "x", [1.0, 2.0]), step("b", "x", [3.0])])
+    assert [output(answer, "x") for answer in answers] == [[2, 3], [4]]
+
+
 @pytest.mark.parametrize("told", ["y", "seen"])
 @pytest.mark.parametrize("length", [-1, 2])
 def test_a_length_that_is_none_is_a_defect_of_its_own_row(told: str, length: int) -> None:

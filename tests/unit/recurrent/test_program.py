@@ -204,6 +204,30 @@ def test_padding_must_not_be_seen(tmp_path: Path) -> None:
     proved(masked, tmp_path, inputs=told)
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+@pytest.mark.parametrize("ragged", ["pad", "group"])
+def test_lengths_are_within_the_bound_of_the_input(ragged: str, most: int, tmp_path: Path) -> None:
+    """A model that takes no more is tried with what it takes; padded rows differ in length, if they can."""
+    inputs = [{"name": "x", "shape": [-1], "ragged": ragged, "max": most}]
+
+    def mixed(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        assert x.shape[1] <= most
+        return (x + x.sum(0))[:, :1].expand(-1, 3), h
+
+    with pytest.raises(ConfigError, match="depends on another"):
+        proved(mixed, tmp_path, inputs=inputs)
+
+    def padded(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        assert x.shape[1] <= most
+        return h + x.shape[1], h
+
+    if ragged == "pad" and most > 1:
+        with pytest.raises(ConfigError, match="lengthsOf or maskOf"):
+            proved(padded, tmp_path, inputs=inputs)
+    else:
+        proved(padded, tmp_path, inputs=inputs)
+
+
 def test_lengths_are_tried_until_one_is_taken(tmp_path: Path) -> None:
     """A model may want 160 samples at a time; one that takes nothing is served all the same, with a warning."""
 

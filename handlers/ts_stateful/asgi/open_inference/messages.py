@@ -11,7 +11,6 @@ import numpy as np
 from ts_stateful.asgi.open_inference.metadata import ModelMetadata
 from ts_stateful.pb.open_inference_pb2 import (
     InferParameter,
-    InferTensorContents,
     ModelInferRequest,
     ModelInferResponse,
     ModelMetadataResponse,
@@ -20,7 +19,7 @@ from ts_stateful.protocol.errors import InvalidRequest
 
 __all__ = ["body_of", "metadata_of", "response_of"]
 
-# The fields whose elements JSON has, with all their values.
+# The fields whose elements JSON has, with all their values: they fit every datatype that has the values.
 _EXACT: Final = (
     "bool_contents",
     "int_contents",
@@ -28,14 +27,24 @@ _EXACT: Final = (
     "uint_contents",
     "uint64_contents",
 )
-_FLOATS: Final = {"fp32_contents": "<f4", "fp64_contents": "<f8"}
+_FLOATS: Final = {"fp32_contents": ("FP32", "<f4"), "fp64_contents": ("FP64", "<f8")}
+# The field of each datatype. FP16 and BF16 have none: https://github.com/kserve/open-inference-protocol
+_FIELDS: Final = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
 
 
 def body_of(request: ModelInferRequest) -> tuple[bytes, int]:
     """Return a request as a body over HTTP, and the bytes of its JSON. The outputs that it asks for are binary.
 
     Raises:
-        InvalidRequest: the elements of an input are missing, or there are too many.
+        InvalidRequest: the elements of an input are missing, are those of another datatype, or there are too many.
     """
     raw = list(request.raw_input_contents)
     if raw and len(raw) != len(request.inputs):
@@ -50,8 +59,8 @@ def body_of(request: ModelInferRequest) -> tuple[bytes, int]:
             raise InvalidRequest(
                 "excludes raw_input_contents; send one of them", field=f"inputs[{index}].contents"
             )
-        data = raw[index] if raw else _elements(tensor.contents, index)
-        inputs.append(_input(tensor, data))
+        datatype, data = (tensor.datatype, raw[index]) if raw else _elements(tensor, index)
+        inputs.append(_input(tensor, datatype, data))
         if isinstance(data, bytes):
             tensors.append(data)
     header: dict[str, Any] = {
@@ -100,26 +109,35 @@ def metadata_of(model: ModelMetadata) -> ModelMetadataResponse:
     return response
 
 
-def _input(tensor: ModelInferRequest.InferInputTensor, data: Any) -> dict[str, Any]:
+def _input(tensor: ModelInferRequest.InferInputTensor, datatype: str, data: Any) -> dict[str, Any]:
     document = {"name": tensor.name, "shape": list(tensor.shape)}
-    if tensor.datatype:
-        document["datatype"] = tensor.datatype
+    if datatype:
+        document["datatype"] = datatype
     parameters = _document(tensor.parameters)
     if isinstance(data, bytes):
         return document | {"parameters": parameters | {"binary_data_size": len(data)}}
     return document | {"parameters": parameters, "data": data}
 
 
-def _elements(contents: InferTensorContents, index: int) -> Any:
-    """Return the elements of the one field that has some: a list, or of floats their bytes, as JSON has not all floats."""
-    fields = [(field.name, value) for field, value in contents.ListFields()]
-    if len(fields) != 1 or fields[0][0] not in (*_EXACT, *_FLOATS):
-        raise InvalidRequest(
-            "must have one field of numbers; send the elements there, or in raw_input_contents",
-            field=f"inputs[{index}].contents",
-        )
-    ((name, values),) = fields
-    return list(values) if name in _EXACT else np.array(values, _FLOATS[name]).tobytes()
+def _elements(tensor: ModelInferRequest.InferInputTensor, index: int) -> tuple[str, Any]:
+    """Return the datatype, and the elements of the one field that has some.
+
+    These are a list, or of floats their bytes, as JSON has not all floats. Bytes are of the datatype of their field.
+    """
+    fields = {field.name: list(values) for field, values in tensor.contents.ListFields()}
+    name, values = next(iter(fields.items()), ("", []))
+    if len(fields) == 1 and name in _EXACT:
+        return tensor.datatype, values
+    datatype, dtype = _FLOATS.get(name, ("", ""))
+    if len(fields) == 1 and datatype and tensor.datatype in ("", datatype):
+        return datatype, np.array(values, dtype).tobytes()
+    own = _FIELDS.get(tensor.datatype)
+    takes = f"{own}, or in raw_input_contents" if own else "raw_input_contents"
+    raise InvalidRequest(
+        f"input {tensor.name[:64]} has its elements in {' and '.join(fields) or 'no field'}; send those of"
+        f" {tensor.datatype[:16] or 'an input without a datatype'} in {takes}",
+        field=f"inputs[{index}].contents",
+    )
 
 
 def _document(parameters: Mapping[str, InferParameter]) -> dict[str, Any]:

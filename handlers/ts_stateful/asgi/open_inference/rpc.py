@@ -97,7 +97,7 @@ class _InferenceService:
             async with contextlib.aclosing(await self._exchange(request, context)) as responses:
                 response = await anext(responses)
         except StatefulError as error:
-            await context.abort(code_of(error.status), error.message)
+            await context.abort(code_of(error.status), _sentence(error))
         if response.status != 200:
             await context.abort(code_of(response.status), _text(response))
         return _message(response)
@@ -155,7 +155,7 @@ class _Streamed:
 
     async def __aiter__(self) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
         if isinstance(self._exchange, StatefulError):
-            error = self._exchange.message
+            error = _sentence(self._exchange)
         else:
             response = await anext(self._exchange)
             await self.aclose()  # an answer that its client is slow to read is no request in flight
@@ -170,6 +170,11 @@ class _Streamed:
         """Drop the request if it is not answered."""
         if isinstance(self._exchange, SubmittedRequest):
             await self._exchange.aclose()
+
+
+def _sentence(error: StatefulError) -> str:
+    """Return the message of an error, with its field as over HTTP."""
+    return error.message if error.field is None else f"{error.field}: {error.message}"
 
 
 def _text(response: Response) -> str:

@@ -20,7 +20,13 @@ from ts_stateful.protocol.declarations import Raw
 from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch
 from ts_stateful.protocol.events import Encoding, Submit
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.requests import OutputName, SequenceParameters, Step, parse_request
+from ts_stateful.protocol.requests import (
+    OutputName,
+    Request,
+    SequenceParameters,
+    Step,
+    parse_request,
+)
 from ts_stateful.protocol.strict_json import parse_json
 from ts_stateful.protocol.tensors import Elements, has_row_dimension, read_inputs
 
@@ -71,10 +77,7 @@ class StepParser:
             raise InvalidRequest("not an input that takes raw bytes", field=name[:64])
         check_inputs(parts.others, self._names.grpc_inputs)
         self._limits.check_json(parts.document)
-        document = parse_json(parts.document)
-        if parts.raw and "type" not in document:
-            document = {"type": "step", **document}
-        request = parse_request(document)
+        request = _request(parts, headers)
         if not isinstance(request, Step):
             if parts.raw:
                 raise InvalidRequest("only `step` takes raw bytes", field="type")
@@ -188,6 +191,15 @@ class StepParser:
         # Without a type, text differs from a JSON object by its first character; samples do not.
         assert self._raw is not None
         return self._raw.raw is Raw.TEXT and not bytes(body).lstrip().startswith(b"{")
+
+
+def _request(parts: _Parts, headers: RequestHeaders) -> Request:
+    document = parse_json(parts.document)
+    if headers.is_tagged:
+        document.pop("id", None)
+    if parts.raw and "type" not in document:
+        document = {"type": "step", **document}
+    return parse_request(document)
 
 
 def _has_flag(flags: Parts, names: frozenset[str]) -> bool:

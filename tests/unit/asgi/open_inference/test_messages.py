@@ -46,10 +46,39 @@ def test_typed_contents() -> None:
     made.inputs[0].contents.int_contents.extend([1, -2])
     body, length = body_of(made)
     assert json.loads(body[:length])["inputs"][0]["data"] == [1, -2]
-    floats = request()
-    floats.inputs[0].contents.fp64_contents.extend([0.1, float("nan")])
-    body, length = body_of(floats)
-    np.testing.assert_array_equal(np.frombuffer(body[length:], "<f8"), [0.1, np.nan])
+    for datatype in ("FP64", ""):  # that of the field
+        floats = request()
+        floats.inputs[0].datatype = datatype
+        floats.inputs[0].contents.fp64_contents.extend([0.1, float("nan")])
+        body, length = body_of(floats)
+        assert json.loads(body[:length])["inputs"][0]["datatype"] == "FP64"
+        np.testing.assert_array_equal(np.frombuffer(body[length:], "<f8"), [0.1, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("datatype", "sent", "remedy"),
+    [
+        ("INT32", "fp32_contents", "in int_contents, or in raw_input_contents"),
+        ("INT64", "fp64_contents", "in int64_contents, or in raw_input_contents"),
+        ("FP32", "fp64_contents", "in fp32_contents, or in raw_input_contents"),
+        ("FP64", "fp32_contents", "in fp64_contents, or in raw_input_contents"),
+        ("FP16", "fp32_contents", "in raw_input_contents"),
+        ("INT32", "", "in int_contents, or in raw_input_contents"),
+    ],
+)
+def test_floats_in_the_field_of_another_datatype_are_refused(
+    datatype: str, sent: str, remedy: str
+) -> None:
+    """Their bytes would be read as other numbers. The error names the input and the field of its datatype."""
+    made = request()
+    made.inputs[0].datatype = datatype
+    if sent:
+        getattr(made.inputs[0].contents, sent).extend([1, 2])
+    with pytest.raises(InvalidRequest) as refused:
+        body_of(made)
+    assert refused.value.field == "inputs[0].contents"
+    assert refused.value.message.startswith(f"input x has its elements in {sent or 'no field'};")
+    assert refused.value.message.endswith(f"send those of {datatype} {remedy}")
 
 
 def test_contents_that_do_not_fit_the_inputs() -> None:
