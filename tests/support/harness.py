@@ -102,7 +102,7 @@ class Harness:
         self._queue = WorkQueue()
         self._ids = itertools.count(first_id)
         access = StoreAccess(store, policy, self.executor) if store else None
-        calls = StoreCalls(access, self._queue) if access else None
+        calls = StoreCalls(access, self._queue, self.clock) if access else None
         images = TurnMedia(self, self._queue)
         self.engine = build_engine(
             model,

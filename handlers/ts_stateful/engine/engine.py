@@ -82,6 +82,8 @@ class SessionEngine(Generic[StateT]):
             due = self.table.next_deadline()
             self._expire_at = now + _EXPIRY_S if due is None else min(due, now + _EXPIRY_S)
         self.kind.tick()
+        if self._store is not None:
+            self._store.tick()
         for request in self._backlog.take_late():
             self._admit(request)
         self.settle()

@@ -14,7 +14,7 @@ from ts_stateful.protocol.errors import SessionExists, SessionMoved, StatefulErr
 from ts_stateful.session_log.codec import EntryT
 from ts_stateful.session_log.log import Known, SessionLog
 from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, Ownership, SessionLogs
-from ts_stateful.store.base import StoreError
+from ts_stateful.store.base import StoreError, StoreUnavailable
 from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
 
 __all__ = ["Done", "Journal", "LogPosition", "Write", "Written"]
@@ -104,14 +104,20 @@ class Journal(Generic[EntryT]):
     ) -> None:
         """Remove a session that ended, after earlier writes; `then` gets None or the exception of the store.
 
-        One that expired stays if another engine uses it.
+        One that expired stays if another engine uses it. A store that does not answer is asked again later.
         """
         ownership = self._logs.ownership(session_id)
 
         def job() -> None:
             ownership.end(closed, position.known, position.keys)
 
-        self._calls.in_order(position.queue, job, then)
+        def ended(outcome: Any) -> None:
+            known, keys, doubtful = position.known, position.keys, position.doubtful
+            if isinstance(outcome, StoreUnavailable) and known.num_entries:
+                self._calls.again(partial(ownership.end_again, closed, known, keys, doubtful))
+            then(outcome)
+
+        self._calls.in_order(position.queue, job, ended)
 
     def look_after(
         self, session_id: str, position: LogPosition, then: Callable[[bool], None]

@@ -7,6 +7,7 @@ the other. So a session that is used in one place is not removed because it is i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, TypeVar
@@ -16,11 +17,13 @@ from msgspec import Struct
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
 from ts_stateful.session_log.codec import Codec, EntryT
 from ts_stateful.session_log.log import Known, Log, SessionLog
-from ts_stateful.store.base import Store
+from ts_stateful.store.base import Store, StoreUnavailable
 
 __all__ = ["ClosedEntry", "Doubtful", "Ownership", "SessionLogs"]
 
 Made = TypeVar("Made")
+
+logger = logging.getLogger(__name__)
 
 _REMEMBER_S = 3600.0  # the end of a session is known for so long
 
@@ -90,23 +93,31 @@ class Ownership(Generic[EntryT]):
 
         Of one that expired only these keys and the last entry go, because the id may begin again meanwhile. Of one that was
         closed everything goes, the log and the values in it last and at once: if it is interrupted, the session is still open.
+        Without room for the note of its end the session is removed first. So a full store can be emptied.
         """
         expired = closed.reason == "expired"
         if expired and not self._take_last(closed, known):
             return
-        store, ended = self.log.store, self.ended
-        if ended is not None:
-            data = self.log.codec.encode(closed)
-            if not store.create(ended, data, _REMEMBER_S):  # of an earlier session of this id
-                store.delete(ended)
-                store.create(ended, data, _REMEMBER_S)
-        store.delete(self.adopted)
+        is_noted = self._note(closed)
+        self.log.store.delete(self.adopted)
         if expired:
             self.log.drop([*keys, self.log.key(known.num_entries)])
-            return
-        if self.cached is not None:
-            store.delete(self.cached)
-        self.log.remove()
+        else:
+            self._remove_cached()
+            self.log.remove()
+            self._remove_cached()  # an engine that wrote some since may have seen the log
+        if not is_noted:  # a full store has room now
+            self._note(closed)
+
+    def end_again(
+        self, closed: ClosedEntry, known: Known, keys: Sequence[str], doubtful: Doubtful | None
+    ) -> None:
+        """Remove a session as `end` does, which failed. One that went on stays, as does a later session of its id."""
+        if doubtful is not None:
+            self.take_back(doubtful)
+        is_free = closed.reason == "expired" or not self.log.has_more(known)
+        if is_free or not self.log.store.list(self.log.prefix):
+            self.end(closed, known, keys)
 
     def check_open(self, log: Log[EntryT]) -> None:
         """Raise a `SessionError` if there is no session or it ended; its kind is what became of the session."""
@@ -117,6 +128,25 @@ class Ownership(Generic[EntryT]):
             raise _error(self.log.codec.decode(ended))
         if isinstance(log.entries[-1], ClosedEntry):
             raise _error(log.entries[-1])
+
+    def _note(self, closed: ClosedEntry) -> bool:
+        """Write how the session ended. Return False if the store cannot, for instance because it is full."""
+        store, ended = self.log.store, self.ended
+        if ended is None:
+            return True
+        data = self.log.codec.encode(closed)
+        try:
+            if not store.create(ended, data, _REMEMBER_S):  # of an earlier session of this id
+                store.delete(ended)
+                store.create(ended, data, _REMEMBER_S)
+        except StoreUnavailable as error:
+            logger.warning("the end of a session could not be noted in the store: %s", error)
+            return False
+        return True
+
+    def _remove_cached(self) -> None:
+        if self.cached is not None:
+            self.log.store.delete(self.cached)
 
     def _take_last(self, closed: ClosedEntry, known: Known) -> bool:
         """Return True if no other engine has the session, nor can adopt it from now on."""

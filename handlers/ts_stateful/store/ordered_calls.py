@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,11 +13,14 @@ from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import SessionMoved, StatefulError, StoreFailed
 from ts_stateful.store.access import StoreAccess
-from ts_stateful.store.base import StoreError
+from ts_stateful.store.base import StoreError, StoreUnavailable
 
 __all__ = ["CallQueue", "ResultQueue", "StoreCalls", "not_erased"]
 
 logger = logging.getLogger(__name__)
+
+_PAUSE_S = 5.0  # before jobs that failed run again
+_MOST_FAILED = 10_000
 
 
 class ResultQueue(Protocol):
@@ -47,6 +51,8 @@ class StoreCalls:
         self.store, self.policy, self._executor = access.store, access.policy, access.executor
         self.room = access.room
         self._results = results
+        self._failed: deque[Callable[[], Any]] = deque()
+        self._is_trying, self._again_at = False, 0.0
 
     def run(self, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Run a job on a thread of the store; `then` gets its result or its exception."""
@@ -74,6 +80,31 @@ class StoreCalls:
         """Run a job after those that are in the queue already."""
         queue.waiting.append((job, then))
         self._next(queue)
+
+    def again(self, job: Callable[[], Any]) -> None:
+        """Run a job that failed once more, after a pause and until the store answers. Too many are dropped."""
+        if len(self._failed) == _MOST_FAILED:
+            logger.warning("a call to the store is not tried again: %d others wait", _MOST_FAILED)
+            return
+        if not self._failed:
+            self._again_at = self._clock.monotonic() + _PAUSE_S
+        self._failed.append(job)
+
+    def tick(self) -> None:
+        """Begin to run the first of the jobs that failed, if the pause is over."""
+        if self._failed and not self._is_trying and self._clock.monotonic() >= self._again_at:
+            self._is_trying = True
+            self.run(self._failed[0], self._tried)
+
+    def _tried(self, outcome: Any) -> None:
+        self._is_trying = False
+        if isinstance(outcome, StoreUnavailable):
+            self._again_at = self._clock.monotonic() + _PAUSE_S
+            return
+        if isinstance(outcome, Exception):
+            logger.warning("a call to the store failed, and is not tried again: %s", outcome)
+        self._failed.popleft()
+        self.tick()
 
     def reason(self, outcome: Any, whole: str, part: str) -> StatefulError | None:
         """Return the error for which a write must be undone; False means that another server wrote first.

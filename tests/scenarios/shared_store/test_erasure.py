@@ -8,12 +8,13 @@ from pathlib import Path
 
 import boto3
 import pytest
+import redis
 
 from tests.support.harness import Harness
 from tests.support.pictures import noise
 from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
 from tests.support.s3_server import s3_server
-from tests.support.store_engines import FailingStore, ask, code
+from tests.support.store_engines import FailingStore, ask, code, expire
 from tests.support.sums import Start, add, starter, total
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.requests import Close, Fork
@@ -134,12 +135,12 @@ class Interrupted(FailingStore):
         super().delete(prefix)
 
 
-@pytest.mark.parametrize("num_removals", range(4))
+@pytest.mark.parametrize("num_removals", range(5))
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 def test_an_interrupted_erasure_can_be_repeated(
     model: Model, num_removals: int, is_elsewhere: bool
 ) -> None:
-    """Until it is done the session is open with all its images, and the client has no other answer than an error."""
+    """Until the log is removed the session is open with all its images, and until the end the only answer is an error."""
     store = Interrupted()
     harness = Harness(model, store=store)
     harness.open("s", [noise(3)])
@@ -150,7 +151,7 @@ def test_an_interrupted_erasure_can_be_repeated(
     store.num_removals = 1_000
     is_whole = len(store.list("sessions/s")) == 3
     assert is_whole or left(store, "s") == []
-    assert ("error" in answer) == is_whole
+    assert ("error" in answer) == (num_removals < 4)
     other = Harness(model, store=store)
     if is_whole and is_elsewhere:
         assert other.prompt("s", "And now?", max_new_tokens=4)["turn"] == 2
@@ -170,6 +171,47 @@ def test_a_plain_close_is_answered_without_the_store(first: Harness, store: Fail
     assert left(store, "s") != []
     assert first.ask(ERASE)["closed"]
     assert left(store, "s") == []
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_removal_that_failed_is_tried_again(
+    model: Model, first: Harness, store: FailingStore, expires: bool
+) -> None:
+    """By the engine, so that a session whose close was answered does not go on after a restart."""
+    first.open("s", [noise(4)])
+    store.fails = True
+    if expires:
+        expire(first)
+    else:
+        assert first.ask(Close(session_id="s"))["closed"]
+    for fails in (True, False):
+        store.fails = fails
+        first.clock.now += 5
+        first.engine.tick()
+        first.run()
+        store.fails = False
+        assert bool(left(store, "s")) == fails
+    expected = "session_expired" if expires else "session_closed"
+    assert code(Harness(model, store=store).ask(ask())) == expected
+
+
+def test_a_full_redis_can_be_emptied(model: Model, redis_url: str) -> None:
+    """By closing sessions, with `erase` or without."""
+    store = RedisStore(f"{redis_url}?prefix=full:", timeout_s=20.0)
+    server = redis.Redis.from_url(redis_url)
+    harness = Harness(model, store=store)
+    for session_id in ("s", "other"):
+        harness.open(session_id)
+    server.config_set("maxmemory", 1)
+    try:
+        assert code(harness.ask(ask())) == "store_unavailable"
+        assert harness.ask(ERASE)["closed"]
+        assert harness.ask(Close(session_id="other"))["closed"]
+    finally:
+        server.config_set("maxmemory", 0)
+    assert not store.list("sessions")
+    store.close()
+    server.close()
 
 
 def test_a_new_session_of_the_id_keeps_its_images(

@@ -13,6 +13,7 @@ from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpi
 from ts_stateful.session_log.log import Known, Log
 from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, Ownership
 from ts_stateful.store.backends.memory import MemoryStore
+from ts_stateful.store.base import StoreUnavailable
 
 LOG = ENTRIES[:2]
 EXPIRED = ClosedEntry(at=5.0, writer="old", reason="expired")
@@ -95,6 +96,57 @@ def test_what_has_become_of_a_session_is_known(store: InterruptedStore) -> None:
         taken(store, "left")
     with pytest.raises(SessionNotFound):
         taken(store, "never")
+
+
+class FullStore(InterruptedStore):
+    """A store that has room for so many bytes."""
+
+    num_bytes = 1_000_000
+
+    def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
+        if sum(map(len, self._values.values())) + len(data) > self.num_bytes:
+            raise StoreUnavailable("the store is full", "free some space")
+        return super().create(key, data, ttl_s)
+
+
+@pytest.mark.parametrize(("num_bytes", "error"), [(200, SessionClosed), (0, SessionNotFound)])
+def test_a_session_in_a_full_store_can_be_closed(num_bytes: int, error: type[SessionError]) -> None:
+    """The note of its end takes the room that this frees; if that is too little, there is none."""
+    store = FullStore()
+    before = write_log(store, "s", LOG)
+    store.num_bytes = num_bytes
+    end(store, ClosedEntry(at=5.0), before)
+    assert not store.list("sessions")
+    with pytest.raises(error):
+        taken(store)
+
+
+def end_again(store: MemoryStore, known: Known, doubtful: Doubtful | None = None) -> None:
+    session_logs(store).ownership("s").end_again(ClosedEntry(at=5.0), known, [], doubtful)
+
+
+def test_a_removal_is_tried_again(store: InterruptedStore) -> None:
+    """With an entry that was written without an answer, and where only KV states are left."""
+    before, late = known(store), turn(2, writer="one")
+    write_log(store, "s", [late], before)
+    end_again(store, before, Doubtful(before, late, 60.0))
+    store.create("kv/s/piece", b"states")
+    end_again(store, before)
+    assert not store.list("sessions")
+    assert not store.list("kv")
+
+
+def test_a_removal_that_is_tried_again_leaves_others_alone(store: InterruptedStore) -> None:
+    """A session that went on at another engine, and a later one of its id."""
+    before = known(store)
+    write_log(store, "s", [turn(2)], before)
+    end_again(store, before)
+    assert len(taken(store)) == len(LOG) + 1
+    end(store, ClosedEntry(at=5.0), before)
+    later: list[LogEntry] = [OPENED, turn(1, writer="later")]
+    write_log(store, "s", later)
+    end_again(store, before)
+    assert taken(store) == later
 
 
 def test_what_cannot_be_used_is_not_adopted(store: InterruptedStore) -> None:

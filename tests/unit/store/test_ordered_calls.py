@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
 import pytest
 
+from tests.support.clock import FakeClock
 from ts_stateful.protocol.errors import InternalError, SessionMoved, StoreFailed
 from ts_stateful.store.access import StoreAccess
 from ts_stateful.store.backends.memory import MemoryStore
@@ -40,6 +42,34 @@ def test_calls_of_one_queue_run_in_order() -> None:
     assert isinstance(outcomes.pop(1), ZeroDivisionError)
     assert outcomes == [1, 2]
     assert not own.is_busy
+
+
+def test_failed_calls_run_again_in_order() -> None:
+    """One after the other, with a pause as long as the store does not answer; another error ends a call."""
+    results: Results = queue.SimpleQueue()
+    clock, is_down, ran = FakeClock(), True, list[int]()
+
+    def job(number: int) -> None:
+        ran.append(number)
+        if is_down:
+            raise StoreUnavailable("down", "wait")
+        if number == 0:
+            raise ZeroDivisionError
+
+    with ThreadPoolExecutor(1) as executor:
+        access = StoreAccess(MemoryStore(), "required", executor)
+        made = StoreCalls(access, results, clock)
+        for number in range(3):
+            made.again(partial(job, number))
+        for num_calls, expected in ((0, []), (1, [0]), (3, [0, 0, 1, 2]), (0, [0, 0, 1, 2])):
+            made.tick()
+            made.tick()
+            for _ in range(num_calls):
+                results.get(timeout=10)()
+            made.tick()
+            assert ran == expected
+            is_down = not expected
+            clock.now += 5
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from ts_stateful.language.persistence.session_records import SessionRecords
 from ts_stateful.language.text.dialogue import common_prefix
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
+from ts_stateful.store.base import StoreUnavailable
 from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
 
 __all__ = ["KvOffload"]
@@ -110,7 +111,13 @@ class KvOffload:
     def ended(self, session: _Session) -> None:
         """Remove the states of a session that ended, unless it goes on elsewhere."""
         remove = partial(self._stored.remove_ended, session.session_id)
-        self._calls.in_order(self._line(session), remove, self._removed)
+
+        def removed(outcome: Any) -> None:
+            if isinstance(outcome, StoreUnavailable):
+                self._calls.again(remove)
+            self._removed(outcome)
+
+        self._calls.in_order(self._line(session), remove, removed)
 
     def parked(self, session: _Session) -> None:
         """Remove the states of a session that leaves the table: nothing would count their bytes."""
@@ -172,11 +179,16 @@ class KvOffload:
                 break
             if context.is_stored:
                 ready += context.kv.num_bytes
-            elif self._records.keeps(session) and context.kv.valid_bytes <= room:
+            elif self._can_write(session) and context.kv.valid_bytes <= room:
                 self._make_room(session, [*below, *reversed(order[at + 1 :])])
                 return session
             room -= _removable(session)
         return None
+
+    def _can_write(self, session: _Session) -> bool:
+        position = session.state.log_position
+        has_log = position.known.num_entries > 0 and not position.is_lost
+        return has_log and self._records.keeps(session)
 
     def _make_room(self, session: _Session, others: list[_Session]) -> None:
         """Remove stored states of the `others` until those of a session fit the budget."""
@@ -198,9 +210,21 @@ class KvOffload:
             # It may have gone back since the snapshot.
             session.state.stored = Stored(min(outcome, snapshot.length), snapshot.num_bytes)
             self.tidy()
+        elif outcome is None:
+            self._lost(session)
+            self.tidy()
         else:
             self._resume_at = self._clock.monotonic() + _PAUSE_S
             self._failed(outcome, "written")
+
+    def _lost(self, session: _Session) -> None:
+        """Note that another server ended a session; its next turn is refused. Drop its states unless a turn needs them."""
+        context = session.state
+        context.log_position.is_lost, context.stored = True, Stored()
+        is_here = any(one is session for one in self._table)  # else it ended here, too
+        if is_here and not session.busy and not context.incoming:
+            context.to_record()
+            self._table.tally.changed(session)
 
     def _removed(self, outcome: Any) -> None:
         if isinstance(outcome, Exception):

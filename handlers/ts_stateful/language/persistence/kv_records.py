@@ -29,7 +29,7 @@ from torch import Tensor
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.kv.cache import KVCache, Snapshot
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.entries import session_logs
+from ts_stateful.language.persistence.entries import OpenedEntry, session_logs
 from ts_stateful.store.base import Store, StoreCorrupt
 
 __all__ = ["ReadKV", "StoredKV", "Transcript"]
@@ -115,33 +115,43 @@ class StoredKV:
             least, min(most, _PIECE_BYTES // max(1, layout.token_bytes) // least * least)
         )
 
-    def write(self, transcript: Transcript, snapshot: Snapshot, ttl_s: float) -> int:
+    def write(self, transcript: Transcript, snapshot: Snapshot, ttl_s: float) -> int | None:
         """Write the states of a snapshot that are missing; return the number of tokens whose states the store then has.
 
-        They are fewer than the snapshot's if it was cut meanwhile.
+        They are fewer than the snapshot's if it was cut meanwhile. Return None, and leave none, if the session has no log.
 
         Raises:
-            StoreUnavailable: see `Store`. A part may have been written.
+            StoreError: see `Store`. A part may have been written.
         """
-        length = snapshot.length
-        found, meanings = self._pieces(transcript.session_id), self._meanings(transcript)
-        kept = []
+        if not self._has_log(transcript):
+            return None
+        found = self._pieces(transcript.session_id)
+        kept, length = self._complete(transcript, snapshot, ttl_s, found)
+        has_log = self._has_log(transcript)  # its end removes states after the log, too
+        # Of an earlier history. A longer one may belong to another engine, where the session went on.
+        old = [piece for piece in found if piece not in kept and piece.stop <= length]
+        for piece in old if has_log else kept:
+            self._store.delete(_key(transcript.session_id, piece))
+        return length if has_log else None
+
+    def _complete(
+        self, transcript: Transcript, snapshot: Snapshot, ttl_s: float, found: Sequence[_KVPiece]
+    ) -> tuple[list[_KVPiece], int]:
+        """Write the pieces that were not found. Return all pieces, and the number of their tokens."""
+        length, meanings = snapshot.length, self._meanings(transcript)
+        kept: list[_KVPiece] = []
         for start, stop in self._ranges(snapshot):
             meaning = meanings[stop]
             same = [piece for piece in found if piece[:3] == (start, stop, meaning)]
             if not same:
                 tensors = self._tensors(snapshot, start, stop)
                 if tensors is None:
-                    return start
+                    return kept, start
                 data = save(tensors)
                 same = [_KVPiece(start, stop, meaning, _checksum(transcript, data))]
                 self._store.create(_key(transcript.session_id, same[0]), data, ttl_s)
             kept += same
-        for piece in found:
-            # Of an earlier history. A longer one may belong to another engine, where the session went on.
-            if piece not in kept and piece.stop <= length:
-                self._store.delete(_key(transcript.session_id, piece))
-        return length
+        return kept, length
 
     def read(self, transcript: Transcript, limit: int) -> ReadKV:
         """Return the valid states of at most the first `limit` tokens, on the model's device.
@@ -170,6 +180,13 @@ class StoredKV:
         """Remove the pieces of a session unless it has a log: then it goes on elsewhere and may need them."""
         if self._store.get(session_logs(self._store).log(session_id).key(0)) is None:
             self.remove(session_id)
+
+    def _has_log(self, transcript: Transcript) -> bool:
+        """Return True if the store has the log of this session, not of a later one of its id."""
+        logs = session_logs(self._store)
+        data = self._store.get(logs.log(transcript.session_id).key(0))
+        opened = None if data is None else logs.codec.decode(data)
+        return isinstance(opened, OpenedEntry) and opened.origin == transcript.origin
 
     def _pieces(self, session_id: str) -> list[_KVPiece]:
         pieces = []

@@ -56,7 +56,7 @@ class NoPersistence:
     ) -> None:
         """Remove a session; `then` gets None or the exception of the store.
 
-        Without an answer of the store it ends all the same; the store forgets it later.
+        Without an answer of the store it ends all the same; the engine asks the store again later.
         """
         then(None)
 
@@ -146,7 +146,9 @@ class TurnPersistence(NoPersistence):
 
         def removed(outcome: Any) -> None:
             if isinstance(outcome, Exception):
-                logger.warning("an ended session could not be removed from the store: %s", outcome)
+                logger.warning(
+                    "an ended session could not be removed from the store yet: %s", outcome
+                )
             then(outcome)
             if self.offload is not None:
                 self.offload.ended(session)

@@ -164,8 +164,11 @@ class Turns:
     def _written(self, sequence: Sequence, done: Done, error: StatefulError | None) -> None:
         done(error)
         self._leave(sequence)
-        if isinstance(error, SessionMoved) or (error and isinstance(sequence.command, Fork)):
+        if isinstance(error, SessionMoved):
             self._forget(sequence.session, error)
+        elif error is not None and isinstance(sequence.command, Fork):
+            missing = SessionNotFound("the session could not be opened")
+            self._forget(sequence.session, error if error.retryable else missing)
         self._resume_followers(sequence)
 
     def _recorded(self, sequence: Sequence, turn: Turn | None, error: StatefulError | None) -> None:

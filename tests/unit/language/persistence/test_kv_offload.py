@@ -21,7 +21,7 @@ from tests.support.spilling import (
 )
 from tests.support.tiny import MODELS, MORE_MODELS
 from ts_stateful.language.persistence.kv_records import Transcript
-from ts_stateful.protocol.requests import Fork, Image, Prompt, Rewind
+from ts_stateful.protocol.requests import Close, Fork, Image, Prompt, Rewind
 
 RECURRENT = {name: MORE_MODELS[name] for name in ("falcon_h1", "jamba", "lfm2", "mamba")}
 
@@ -82,6 +82,21 @@ def test_another_engine_reads_what_was_written(store: LateStore) -> None:
     assert unwritten["timing"]["restored_from"] == "store"
     assert unwritten["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     reference_reply(model(), second, "f", NEW_TOKENS)
+
+
+def test_states_of_a_session_that_another_server_erased_are_not_written(store: LateStore) -> None:
+    """Those in memory are dropped when they would be written, and the next turn is refused."""
+    first, second = make(store), make(store)
+    second.clock.now = first.clock.now
+    first.open("s")
+    ask(first, "s")
+    assert second.ask(Close(session_id="s", erase=True))["closed"]
+    crowd(first)
+    assert pieces(store, "a")
+    assert not pieces(store, "s")
+    assert residency(first, "s") == "record"
+    assert ask(first, "s", "And now?")["error"]["code"] == "session_moved"
+    assert ask(first, "s", "And now?")["error"]["code"] == "session_closed"
 
 
 def test_reading_begins_when_the_request_arrives(store: LateStore) -> None:

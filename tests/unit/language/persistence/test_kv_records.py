@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import pytest
 import torch
 from safetensors.torch import load, save
 
 from tests.support.harness import Harness
+from tests.support.spilling import LateStore
 from tests.support.tiny import llama
 from tests.support.tiny.latent import glm_moe_dsa
 from tests.support.tiny.recurrent_text import lfm2, mamba2, qwen3_next
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.persistence.entries import OpenedEntry, session_logs
 from ts_stateful.language.persistence.kv_records import StoredKV, Transcript, _checksum
+from ts_stateful.session_log.log import Known
+from ts_stateful.session_log.ownership import ClosedEntry
 from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.backends.sealed import SealedStore
 from ts_stateful.store.base import Store
@@ -37,6 +42,9 @@ def store() -> MemoryStore:
 
 
 def stored_kv(model: Model, store: Store) -> StoredKV:
+    """The states of a store that has the log of the session."""
+    opened = OpenedEntry(fingerprint={}, created_at=0.0, expires_at=60.0, origin="r1")
+    session_logs(store).log("s").append(Known(), opened)
     made = StoredKV(model, store)
     made._grain = GRAIN
     return made
@@ -232,9 +240,56 @@ def test_only_what_has_no_log_any_more_is_removed(model: Model, store: MemorySto
     harness = Harness(model, store=store)
     harness.open("s")
     made = stored_kv(model, store)
-    made.write(transcript(), states(model, 40).snapshot(), 60)
+    origin = harness.engine.table.get("s").origin
+    made.write(transcript(origin=origin), states(model, 40).snapshot(), 60)
     made.remove_ended("s")
     assert store.list("kv/s")
     harness.close("s")
+    store.create("kv/s/piece", b"states")
     made.remove_ended("s")
     assert not store.list("kv/s")
+
+
+@pytest.mark.parametrize("when", range(5))
+@pytest.mark.parametrize("begins_again", [False, True])
+def test_nothing_is_left_of_a_session_that_is_erased_meanwhile(
+    model: Model, when: int, begins_again: bool
+) -> None:
+    """Whenever another server does so: before the states are looked for, or before one of four pieces is written."""
+    store = LateStore()
+
+    def erase() -> None:
+        log = session_logs(store).log("s")
+        session_logs(store).ownership("s").end(ClosedEntry(at=1.0), log.read().known, [])
+        if begins_again:
+            later = OpenedEntry(fingerprint={}, created_at=1.0, expires_at=61.0, origin="r2")
+            log.append(Known(), later)
+
+    made = stored_kv(model, store)
+    num_created = count(1)
+
+    def create() -> None:
+        if next(num_created) == when:
+            erase()
+
+    store.on_create = create
+    if when == 0:
+        erase()
+    assert made.write(transcript(), states(model, 99).snapshot(), 60) is None
+    assert not store.list("kv/s")
+
+
+def test_an_end_that_has_removed_the_states_removes_later_ones(model: Model) -> None:
+    """Those that are written between its removal of the states and that of the log."""
+
+    class Slow(MemoryStore):
+        def delete(self, prefix: str) -> None:
+            super().delete(prefix)
+            if prefix.startswith("kv/") and not outcomes:
+                outcomes.append(made.write(transcript(), kv.snapshot(), 60))
+
+    store, kv, outcomes = Slow(), states(model, 40), list[int | None]()
+    made = stored_kv(model, store)
+    session_logs(store).ownership("s").end(ClosedEntry(at=1.0), Known(), [])
+    assert outcomes == [40]
+    assert store.list("kv/s") == []
