@@ -71,11 +71,13 @@ class TokenGuard:
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode()
+        self._expected = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope.get("headers", ()))
-        if hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        is_bearer = scheme.lower() == b"bearer"  # in any case: RFC 7235
+        if is_bearer and hmac.compare_digest(token.lstrip(b" "), self._expected):
             await self._app(scope, receive, send)
             return
         error = Unauthenticated("this port needs `Authorization: Bearer` and the server's token")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from ts_stateful.protocol.errors import (
     InvalidRequest,
@@ -18,15 +19,20 @@ from ts_stateful.protocol.errors import (
     ServerBusy,
 )
 
-__all__ = ["BodyReader", "Disconnected"]
+__all__ = ["BodyReader", "BodyTooLong", "Disconnected", "leave_unread"]
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MAX_HELD = 8
+_LINGER_S = 2.0
 _SMALL_BYTES = 65_536  # such a body is never refused for the bytes of others
 
 
 class Disconnected(Exception):
     """The client closed the connection before the end of its request."""
+
+
+class BodyTooLong(Exception):
+    """The body is longer than the caller wants to read."""
 
 
 class _FormParser(MultiPartParser):
@@ -54,32 +60,38 @@ class BodyReader:
         self._small = small_bytes
         self._held = 0
 
-    async def parts(self, scope: Scope, receive: Receive, max_parts: int) -> dict[str, bytes]:
+    async def parts(
+        self, scope: Scope, receive: Receive, max_parts: int, most: int | None = None
+    ) -> dict[str, bytes]:
         """Return the parts of a request by name; a body that is no form is the part `body`.
 
         Raises:
             Disconnected: the client has closed the connection.
+            BodyTooLong: the body has more than `most` bytes; no more of it was read.
             StatefulError: the body is too large or too slow, or is no form although its type says so.
         """
         headers = Headers(scope=scope)
+        length = headers.get("content-length", "")
+        if length.isdecimal():
+            self._check_size(int(length), most)
         parts = _by_name(_pairs(scope["query_string"], max_parts), max_parts)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._max_bytes:
-            raise self._too_large()
+        chunks = self._chunks(receive, most)
         if kind == _MULTIPART:
-            return parts | await self._form(headers, receive, max_parts)
-        body = b"".join([chunk async for chunk in self._chunks(receive)])
+            return parts | await self._form(headers, chunks, max_parts)
+        body = b"".join([chunk async for chunk in chunks])
         if kind == _FORM:
             return parts | _by_name(_pairs(body, max_parts), max_parts)
         if body:
             parts["body"] = body
         return parts
 
-    async def _form(self, headers: Headers, receive: Receive, max_parts: int) -> dict[str, bytes]:
+    async def _form(
+        self, headers: Headers, chunks: AsyncGenerator[bytes, None], max_parts: int
+    ) -> dict[str, bytes]:
         parser = _FormParser(
             headers,
-            self._chunks(receive),
+            chunks,
             max_files=max_parts + 1,
             max_fields=max_parts + 1,
             max_part_size=self._max_bytes,
@@ -96,14 +108,13 @@ class BodyReader:
         await form.close()
         return _by_name(pairs, max_parts)
 
-    async def _chunks(self, receive: Receive) -> AsyncGenerator[bytes, None]:
+    async def _chunks(self, receive: Receive, most: int | None) -> AsyncGenerator[bytes, None]:
         size = 0
         try:
             async for chunk in self._received(receive):
                 size += len(chunk)
                 self._held += len(chunk)
-                if size > self._max_bytes:
-                    raise self._too_large()
+                self._check_size(size, most)
                 if size > self._small and self._held > max(size, _MAX_HELD * self._max_bytes):
                     raise ServerBusy(
                         "too many large requests are being received; try again later",
@@ -127,12 +138,44 @@ class BodyReader:
             yield message.get("body", b"")
             more = message.get("more_body", False)
 
-    def _too_large(self) -> MediaTooLarge:
-        return MediaTooLarge(
-            f"the request has more than {self._max_bytes} bytes (--max-body-bytes); send less at a time,"
-            " and images by URL or in parts, by `upload`",
-            field="body",
-        )
+    def _check_size(self, size: int, most: int | None) -> None:
+        if most is not None and size > most:
+            raise BodyTooLong
+        if size > self._max_bytes:
+            raise MediaTooLarge(
+                f"the request has more than {self._max_bytes} bytes (--max-body-bytes); send less at a time,"
+                " and images by URL or in parts, by `upload`",
+                field="body",
+            )
+
+
+@contextlib.asynccontextmanager
+async def leave_unread(receive: Receive, send: Send) -> AsyncIterator[tuple[Receive, Send]]:
+    """Answer a request whose body is not read, by the `receive` and `send` of this context; then close the connection.
+
+    For a moment what comes of the body is thrown away. A client that still sends it would lose the answer with the connection.
+    """
+
+    async def receive_nothing() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def send_open(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"connection", b"close")]
+        else:
+            message["more_body"] = True
+        await send(message)
+
+    yield receive_nothing, send_open
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(_discard(receive), _LINGER_S)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _discard(receive: Receive) -> None:
+    while (await receive()).get("more_body", False):  # the message of a disconnection has none
+        pass
 
 
 def _by_name(pairs: list[tuple[str, bytes]], max_parts: int) -> dict[str, bytes]:

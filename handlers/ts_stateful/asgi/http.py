@@ -17,14 +17,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ExceptionHandler, Receive, Scope, Send
 
-from ts_stateful.asgi.body import BodyReader, Disconnected
+from ts_stateful.asgi.body import BodyReader, BodyTooLong, Disconnected, leave_unread
 from ts_stateful.asgi.exchange import exchange
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.request_headers import http_headers
 from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder
 from ts_stateful.frontend.dialects.served_model import UnknownPath, split_deployment
-from ts_stateful.frontend.intake import Arrival
+from ts_stateful.frontend.intake import MAX_HELLO_BYTES, Arrival
 from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.pending_response import Response
 from ts_stateful.principals.authenticator import Call
@@ -100,16 +100,22 @@ class Predictions:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
         pairs = Headers(scope=scope).items()
-        known, name = Correlation.of(pairs), place.model
+        known, call, name = Correlation.of(pairs), Call(tuple(pairs)), place.model
+        parts: dict[str, bytes] = {}
+        refusal: StatefulError | None = None
         try:
             model = await self.models.find(name, place.version)
             _check_method(scope, place.path)
-            parts = await self._bodies.parts(scope, receive, model.limits.max_parts)
-            model = await self._named(model, parts, place.path)
+            refusal = self.models.refusal_of(call, name)
+            most = MAX_HELLO_BYTES if refusal else None
+            parts = await self._bodies.parts(scope, receive, model.limits.max_parts, most)
+            model, refusal = await self._named(model, parts, place.path), None
             name = model.name
             model.check_room()
         except Disconnected:
             return
+        except BodyTooLong:
+            pass
         except StatefulError as error:
             self.models.count_refusal(error, name)
             await _refuse(send, error, self._refusal(error, place.path), known)
@@ -117,8 +123,12 @@ class Predictions:
         headers = http_headers(
             pairs, place.path, model.names, method=scope["method"], infers=self._infers
         )
-        arrival = Arrival(parts, headers, Call(tuple(pairs)), known)
-        await self._serve(model, arrival, known, receive, send)
+        arrival = Arrival(parts, headers, call, known, refusal)
+        if refusal is None:
+            await self._serve(model, arrival, known, receive, send)
+        else:
+            async with leave_unread(receive, send) as (receive, send):
+                await self._serve(model, arrival, known, receive, send)
 
     async def _named(self, model: ModelFront, parts: dict[str, bytes], path: str) -> ModelFront:
         """Return the model that is named where a model's own path is not."""

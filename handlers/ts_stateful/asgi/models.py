@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.frontend.metrics.prometheus import FrontMetrics
+from ts_stateful.principals.authenticator import Call
 from ts_stateful.protocol.errors import EngineUnavailable, ModelNotFound, StatefulError
 
 __all__ = ["Models"]
@@ -70,6 +71,11 @@ class Models:
                 field="version",
             )
         return found
+
+    def refusal_of(self, call: Call, name: str | None = None) -> StatefulError | None:
+        """Return the refusal of a call that has no principal at the model of this name, or without a name at any model."""
+        found = [each.intake.refusal_of(call) for each in self if name in (None, each.name)]
+        return found[0] if all(found) else None
 
     def count_refusal(self, error: StatefulError, name: str | None = None) -> None:
         """Count a request to the model of this name, or to the first one, that is refused before the model takes it.

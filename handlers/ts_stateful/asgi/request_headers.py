@@ -92,7 +92,7 @@ def _is_true(values: list[str]) -> bool:
 
 
 def texts(metadata: Iterable[tuple[str, str | bytes]]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of gRPC metadata whose values are text."""
+    """Yield the pairs of gRPC metadata whose values are text, as HTTP has them: their bytes are read as Latin-1."""
     for name, value in metadata:
         if isinstance(value, str):
-            yield name.lower(), value
+            yield name.lower(), value.encode().decode("latin-1")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ts_stateful.frontend.audit import AuditLog
-from ts_stateful.frontend.byte_quotas import ByteQuotas
+from ts_stateful.frontend.request_quotas import RequestQuotas
 from ts_stateful.principals.authenticator import Authenticator, Call, NoAuthenticator
 from ts_stateful.principals.namespace import NO_NAMESPACE, Namespace
 from ts_stateful.protocol.events import Submit
@@ -19,14 +19,14 @@ _MAX_CREDENTIAL = 16_384  # bytes; a longer input of a message is a document or 
 
 
 class Admission:
-    """The rules for clients of one server: their principals, the ids that they may choose, and their bytes in flight."""
+    """The rules for clients of one server: their principals, the ids that they may choose, and their quotas."""
 
     def __init__(
         self,
         authenticator: Authenticator | None = None,
         client_ids: Literal["any", "strong"] = "any",
         audit: AuditLog | None = None,
-        quotas: ByteQuotas | None = None,
+        quotas: RequestQuotas | None = None,
     ) -> None:
         self._authenticator = authenticator or NoAuthenticator()
         self._client_ids = client_ids
@@ -52,11 +52,13 @@ class Admission:
             self._quotas.check(principal, num_bytes)
 
     def check(self, message: Submit) -> None:
-        """Check the id that a request may open a session under. Ids of principals need no strength.
+        """Check the id that a request may open a session under, and its choices. Ids of principals need no strength.
 
         Raises:
-            InvalidRequest: others could guess it.
+            InvalidRequest: others could guess the id, or the choices are more than may be in flight.
         """
+        if self._quotas is not None:
+            self._quotas.check_choices(message.principal, message.choices)
         command = message.command
         if self._client_ids == "any" or message.principal is not None:
             return

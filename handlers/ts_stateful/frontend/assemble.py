@@ -12,7 +12,6 @@ from ts_stateful.config.given_model import resolve_model
 from ts_stateful.config.schema import Config, ConfigError
 from ts_stateful.frontend.admission import Admission
 from ts_stateful.frontend.audit import AuditLog
-from ts_stateful.frontend.byte_quotas import ByteQuotas
 from ts_stateful.frontend.dialects import Dialects
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.intake import Dispatching, Intake, Parser
@@ -21,6 +20,7 @@ from ts_stateful.frontend.parsing.limits import BodyLimits, HeldBytes
 from ts_stateful.frontend.parsing.origins import OriginGuard
 from ts_stateful.frontend.parsing.requests import RequestParser
 from ts_stateful.frontend.parsing.steps import StepParser
+from ts_stateful.frontend.request_quotas import RequestQuotas
 from ts_stateful.principals.authenticator import Authenticator
 from ts_stateful.protocol.profile import Profile
 
@@ -79,7 +79,7 @@ def make_intake(
         parser = StepParser(profile, headers.names, config.state, limits, model.version)
     else:
         parser = _language_parser(config, model.name, profile, headers.names, limits)
-    audit, quotas = AuditLog(settings.audit), ByteQuotas(settings.quotas, dispatcher)
+    audit, quotas = AuditLog(settings.audit), RequestQuotas(settings.quotas, dispatcher)
     return Intake(
         dispatcher,
         ends.mailbox,

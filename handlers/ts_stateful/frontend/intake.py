@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from msgspec import structs
 
@@ -27,20 +27,25 @@ from ts_stateful.protocol.errors import KeysUnavailable, StatefulError, Unauthen
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Hello
 
-__all__ = ["Arrival", "Dispatching", "Intake", "Parser"]
+__all__ = ["MAX_HELLO_BYTES", "Arrival", "Dispatching", "Intake", "Parser"]
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_MAX_HELLO_BYTES = 512  # of a body that is read before its sender is known
+MAX_HELLO_BYTES: Final = 512
+"""The size of a body that is read although its request has no principal."""
 
 
 class Arrival(NamedTuple):
-    """A request as it came: the parts of its body by name, its headers, and what can name its principal."""
+    """A request as it came: the parts of its body by name, its headers, and what can name its principal.
+
+    One with a `refusal` is refused for that reason before it is parsed.
+    """
 
     data: Parts
     headers: RequestHeaders
     call: Call = Call()
     known: Correlation | None = None
+    refusal: StatefulError | None = None
 
 
 class Dispatching(HeldBytes, Protocol):
@@ -93,6 +98,14 @@ class Intake:
         """Refuse requests that would open a session from now on; None takes them again."""
         self._refusal = error
 
+    def refusal_of(self, call: Call) -> StatefulError | None:
+        """Return the refusal of a call that has no principal, and None for all others."""
+        try:
+            self._admission.namespace_of(call)
+        except (Unauthenticated, KeysUnavailable) as error:
+            return error
+        return None
+
     def take(self, request_id: str, data: Parts, headers: Mapping[str, Any]) -> PendingResponse:
         """Submit a new request from TorchServe; its events, exactly one of them the last, go to the mailbox."""
         read = self._headers.read(headers)
@@ -102,9 +115,7 @@ class Intake:
         _free(data)
         return pending
 
-    def accept(
-        self, request_id: str, arrival: Arrival, refusal: StatefulError | None = None
-    ) -> PendingResponse:
+    def accept(self, request_id: str, arrival: Arrival) -> PendingResponse:
         """Submit a new request, or refuse it; its events, exactly one of them the last, go to the mailbox."""
         headers = arrival.headers
         kind = ClientKind.HTTP if headers.is_http else ClientKind.GRPC
@@ -121,7 +132,7 @@ class Intake:
             pending.responder = OpenAiResponder()
         pending.known = arrival.known or Correlation(_short(request_id))
         self._mailbox.expect(request_id)
-        self.attempt(request_id, lambda: self._accept(pending, arrival, refusal))
+        self.attempt(request_id, lambda: self._accept(pending, arrival))
         return pending
 
     def attempt(self, request_id: str, step: Callable[[], _T]) -> _T | None:
@@ -169,11 +180,9 @@ class Intake:
         principal = pending.namespace.principal
         self._admission.audit.write(pending.trace, principal, status, num_bytes=sizes)
 
-    def _accept(
-        self, pending: PendingResponse, arrival: Arrival, refusal: StatefulError | None
-    ) -> None:
-        if refusal is not None:
-            raise refusal
+    def _accept(self, pending: PendingResponse, arrival: Arrival) -> None:
+        if arrival.refusal is not None:
+            raise arrival.refusal
         if arrival.headers.is_describe:
             self._dispatcher.describe(pending.request_id)
             return
@@ -192,7 +201,7 @@ class Intake:
         self, pending: PendingResponse, data: Parts, read: RequestHeaders
     ) -> Submit | None:
         """Return the request if it is a `hello`, which health checks send without a principal; it names no session."""
-        if len(data) != 1 or num_bytes(data) > _MAX_HELLO_BYTES:
+        if len(data) != 1 or num_bytes(data) > MAX_HELLO_BYTES:
             return None
         refused_as = pending.responder
         try:

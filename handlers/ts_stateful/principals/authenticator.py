@@ -21,8 +21,8 @@ _ATTRIBUTES: Final = CUSTOM_ATTRIBUTES.lower()
 class Call(Struct, frozen=True):
     """The names and values of a call beside its document.
 
-    `pairs` are names in lower case with their values: HTTP headers or gRPC metadata. With `in_message` they are inputs of a
-    gRPC message, which no proxy reads or writes.
+    `pairs` are names in lower case with their values: HTTP headers or gRPC metadata, whose bytes are read as Latin-1. With
+    `in_message` they are inputs of a gRPC message, which no proxy reads or writes.
     """
 
     pairs: tuple[tuple[str, str], ...] = ()
@@ -41,7 +41,7 @@ def _attributes(values: Iterable[str], attribute: str) -> Iterable[str]:
     for pair in ",".join(values).split(","):
         name, equals, value = pair.partition("=")
         if equals and name.strip() == attribute:
-            yield value.strip()
+            yield value.strip(" \t")
 
 
 def single(values: list[str], name: str) -> str:
@@ -78,7 +78,7 @@ class NoAuthenticator:
 
 
 class ProxyHeader:
-    """`mode: header`: the principal is the value of a header that a proxy has set."""
+    """`mode: header`: the principal is the value of a header that a proxy has set, in UTF-8 or else in Latin-1."""
 
     def __init__(self, settings: HeaderAuth) -> None:
         self._header = settings.header
@@ -92,6 +92,14 @@ class ProxyHeader:
             )
         name = single(call.values(self._header, "principal"), self._header)
         try:
-            return check_principal(name)
+            return check_principal(_in_utf8(name))
         except InvalidRequest as error:
             raise Unauthenticated(error.message, field=self._header) from None
+
+
+def _in_utf8(value: str) -> str:
+    """Return a value whose bytes were read as Latin-1 as their UTF-8; without change if they are not UTF-8."""
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:
+        return value

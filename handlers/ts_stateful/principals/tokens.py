@@ -83,13 +83,15 @@ class Tokens:
                 leeway=settings.leeway_sec,
                 options={"require": ["exp", "aud", "iss", settings.tenant_claim]},
             )
-        except jwt.InvalidTokenError as error:
+            until = float(int(claims["exp"])) + settings.leeway_sec  # text of digits is accepted
+        except Unauthenticated as error:
+            raise Unauthenticated(error.message, field=name) from None
+        except (jwt.InvalidTokenError, OverflowError) as error:
             reasons = (text for kind, text in _REASONS if isinstance(error, kind))
             reason = next(reasons, "it is malformed")
             raise Unauthenticated(
                 f"the token is refused: {reason}; get a new one", field=name
             ) from None
-        until = int(claims["exp"]) + settings.leeway_sec  # digits as a string are accepted, too
         return _Verified(self._principal_in(claims, name), until, version)
 
     def _principal_in(self, claims: dict[str, Any], name: str) -> str:

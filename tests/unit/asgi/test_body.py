@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ts_stateful.asgi.body import BodyReader, Disconnected
+from ts_stateful.asgi.body import BodyReader, BodyTooLong, Disconnected
 from ts_stateful.protocol.errors import (
     InvalidRequest,
     MediaTooLarge,
@@ -43,12 +43,16 @@ class Client:
 
 
 def read(
-    client: Client, *headers: tuple[bytes, bytes], query: bytes = b"", **options: Any
+    client: Client,
+    *headers: tuple[bytes, bytes],
+    query: bytes = b"",
+    most: int | None = None,
+    **options: Any,
 ) -> dict[str, bytes]:
     """The parts of a request."""
     scope = {"type": "http", "headers": list(headers), "query_string": query}
     reader = BodyReader(**{"max_bytes": 1000, "idle_s": 60.0, **options})
-    return asyncio.run(reader.parts(scope, client.receive, max_parts=4))
+    return asyncio.run(reader.parts(scope, client.receive, max_parts=4, most=most))
 
 
 def test_a_body_is_one_part() -> None:
@@ -99,6 +103,20 @@ def test_a_length_beyond_the_bound_is_refused_at_once() -> None:
     """Nothing of the body is read."""
     with pytest.raises(MediaTooLarge, match="send less at a time, and images by URL"):
         read(Client(), (b"content-length", b"1001"))
+
+
+def test_a_caller_may_want_less() -> None:
+    """Then a longer body is left where it is, whatever its form."""
+    form = (b"content-type", b"multipart/form-data; boundary=x")
+    assert read(Client(b"1234"), most=4) == {"body": b"1234"}
+    for client, *headers in (
+        (Client(), (b"content-length", b"5")),
+        (Client(), (b"content-length", b"1001")),
+        (Client(b"123", b"45", ends=False),),
+        (Client(_FORM[:5], ends=False), form),
+    ):
+        with pytest.raises(BodyTooLong):
+            read(client, *headers, most=4)
 
 
 def test_a_body_that_stops_is_given_up() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ts_stateful.asgi.model import header_names
-from ts_stateful.asgi.request_headers import grpc_headers, http_headers
+from ts_stateful.asgi.request_headers import grpc_headers, http_headers, texts
 
 _TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -65,3 +65,9 @@ def test_a_grpc_message_has_its_own_id_alone() -> None:
     """An empty one is none yet."""
     assert grpc_headers("a").session_ids == ("a",)
     assert grpc_headers("").session_ids == grpc_headers(None).session_ids == ()
+
+
+def test_metadata_is_read_as_headers_are() -> None:
+    """Its bytes as Latin-1, so a principal has one name on both ways; binary values are no text."""
+    found = dict(texts([("X-Principal", "Zo\u00eb"), ("x-a-bin", b"1")]))
+    assert found == {"x-principal": "Zo\u00eb".encode().decode("latin-1")}

@@ -23,6 +23,24 @@ def test_the_header_names_the_principal() -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["\u0141ukasz", "\u5317\u4eac", "Zo\u00eb", "voil\u00e0", "Zo\u00c3\u00ab"]
+)
+def test_a_name_in_utf8_is_that_name(name: str) -> None:
+    """HTTP's servers read headers as Latin-1, and so does SageMaker's attribute come."""
+    sent = name.encode().decode("latin-1")
+    assert _HEADER.principal_of(Call((("x-principal", sent),))) == name
+    header = ProxyHeader(HeaderAuth(header=CUSTOM_ATTRIBUTES))
+    attributes = Call(((CUSTOM_ATTRIBUTES.lower(), f"trace=1,principal={sent} "),))
+    assert header.principal_of(attributes) == name
+
+
+@pytest.mark.parametrize("name", ["Zo\u00eb", "\u0141ukasz", "\u00c3"])
+def test_a_name_that_is_not_utf8_stays_as_it_was_read(name: str) -> None:
+    """As Latin-1, or by a server that decodes headers."""
+    assert _HEADER.principal_of(Call((("x-principal", name),))) == name
+
+
+@pytest.mark.parametrize(
     "pairs",
     [
         (),

@@ -107,6 +107,9 @@ def test_a_grpc_message_and_sagemaker_carry_the_token_too(issuer: Issuer) -> Non
     [
         ({"life_s": -60}, "expired"),
         ({"exp": None}, "a claim is missing"),
+        ({"exp": 10**400}, "malformed"),
+        ({"exp": float("inf")}, "malformed"),
+        ({"nbf": float("inf")}, "malformed"),
         ({"nbf": 2**40}, "not valid yet"),
         ({"iat": 2**40}, "not valid yet"),
         ({"aud": "other"}, "audience"),
@@ -123,8 +126,20 @@ def test_a_token_with_other_claims_is_refused(
     issuer: Issuer, changes: dict[str, Any], reason: str
 ) -> None:
     """Each of the claims is required."""
-    with pytest.raises(Unauthenticated, match=reason):
+    with pytest.raises(Unauthenticated, match=reason) as refusal:
         verifier(issuer).principal_of(bearer(issuer.token("alice", **changes)))
+    assert refusal.value.field == "Authorization"
+
+
+@pytest.mark.parametrize("key_id", ["2", None])
+def test_a_token_of_an_unknown_key_is_refused_as_others_are(key_id: str | None) -> None:
+    """With the header's name; one that names no key fits a set of one key alone."""
+    keys = KeySet(Published(key_set(Issuer("0").jwk, Issuer("1").jwk)), 300)
+    keys.refresh()
+    head = {"alg": "ES256"} if key_id is None else {"alg": "ES256", "kid": key_id}
+    with pytest.raises(Unauthenticated, match="not one of the issuer's") as refusal:
+        Tokens(_SETTINGS, keys).principal_of(bearer(f"{_base64(json.dumps(head).encode())}.e30.AA"))
+    assert refusal.value.field == "Authorization"
 
 
 def test_the_leeway_covers_different_clocks(issuer: Issuer) -> None:
