@@ -145,9 +145,7 @@ class SessionTable(Generic[StateT]):
     def touch(self, session: Session[StateT]) -> None:
         """Count a use: the session becomes the most recent one and its idle time starts again. One that has left stays out."""
         session.last_used = self._clock.monotonic()
-        if (
-            self._sessions.get(session.session_id) is session
-        ):  # which moves it to the front of the LRU
+        if self._sessions.get(session.session_id) is session:  # which becomes the most recent one
             self.tally.changed(session)
 
     def renew(self, session: Session[StateT]) -> None:
