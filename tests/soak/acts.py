@@ -100,10 +100,10 @@ def twins(user: User, talk: Talk) -> None:
 def ask_again(user: User, talk: Talk) -> None:
     """A turn that was answered already, by its number: the same answer, from the record."""
     number = _some_turn(user, talk)
-    with user.tally.timed("turn, from its record"):
-        answer = user.raw.ask({"prompt": "What?", "turn": number}, talk.session_id)
-    check(answer.get("replayed") is True, f"turn {number} was done again: {answer}")
     past = talk.past[number - 1]
+    with user.tally.timed("turn, from its record"):
+        answer = user.raw.ask({"prompt": past.said.prompt, "turn": number}, talk.session_id)
+    check(answer.get("replayed") is True, f"turn {number} was done again: {answer}")
     again = past_in(past.said, answer, answer["text"])
     check(again == past, f"turn {number} was {past} and is {again}")
 
