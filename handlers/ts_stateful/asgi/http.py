@@ -39,11 +39,11 @@ _JSON = b"application/json"
 _API = "v1/"
 # The methods of a path after the model's own; those that read take a POST too, as TorchServe does not pass a method on.
 _METHODS = {
+    r"(?!v1(/|$))(?s:.*)": "GET, POST, PUT",  # `curl -T` sends a PUT
     r"v1/((chat/)?completions|responses|conversations|responses/[^/]+/cancel)": "POST",
     r"v1/models(/.+)?": "GET, HEAD",
     r"v1/(responses/[^/]+/input_items|conversations/[^/]+/items)": "GET, POST",
     r"v1/((responses|conversations)/[^/]+|conversations/[^/]+/items/[^/]+)": "GET, POST, DELETE",
-    r"(?!v1(/|$))(?s:.*)": "GET, POST, PUT",  # `curl -T` sends a PUT
 }
 _BAD_REQUEST, _NOT_FOUND = 400, 404
 

@@ -75,6 +75,11 @@ class ReplyTemplate:
         """True if replies can have calls of tools."""
         return "tool_calls" in self.response.fields
 
+    @property
+    def has_reasoning(self) -> bool:
+        """True if replies can have reasoning."""
+        return any(name in self.response.fields for name in _REASONING)
+
     def prefix_of(self, rendered: str) -> str:
         """Return the beginning of the reply that the chat template wrote, such as `<think>`."""
         found = self.response.start_anchor_re.search(rendered)

@@ -140,7 +140,10 @@ class Preparation:
             # A grammar leaves no room for what the template has begun, such as reasoning.
             prefix = "" if has_form else text.reply_template.prefix_of(extension.rendered)
             sequence.parsing = Parsing(prefix, tools, has_form)
-            sequence.parser = ReplyParser(text.reply_template, sequence.parsing, sequence.origin)
+            if text.reply_template.has_reasoning:
+                sequence.parser = ReplyParser(
+                    text.reply_template, sequence.parsing, sequence.origin
+                )
         return extension
 
     def _parses(self, command: Prompt) -> bool:
