@@ -8,27 +8,15 @@ import pytest
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
+from tests.support.store_engines import FailingStore
 from tests.support.tiny import llama, llava
 from ts_stateful.language.conversation.turn import Status
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.chat import Chat, Recall, Respond, Said
 from ts_stateful.protocol.requests import Close, Fork, Image, Info, Open, Prompt, Rewind
 from ts_stateful.protocol.response_format import Choice, Regex
-from ts_stateful.store.backends.memory import MemoryStore
-from ts_stateful.store.base import StoreUnavailable
 
 TOKENS = 12
-
-
-class Store(MemoryStore):
-    """A store that can be down."""
-
-    is_down = False
-
-    def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
-        if self.is_down:
-            raise StoreUnavailable("the store is down", "wait")
-        return super().create(key, data, ttl_s)
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +25,12 @@ def model() -> Model:
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def store() -> FailingStore:
+    return FailingStore()
 
 
 @pytest.fixture
-def harness(model: Model, store: Store) -> Harness:
+def harness(model: Model, store: FailingStore) -> Harness:
     """An engine with a store and a queue of one prompt, which has answered a response in the session `s`."""
     harness = Harness(model, {"maxSequenceJobQueueSize": 1}, store=store)
     harness.ask(respond("s", "Tell me a story.", after=0), creates_session=True)
@@ -111,7 +99,7 @@ def test_what_is_written_or_prepared_does_not_wait(harness: Harness) -> None:
     assert [error(harness, each) for each in (first, second, third)] == [None, None, "queue_full"]
 
 
-def test_a_branch_that_is_refused_leaves_no_session(model: Model, store: Store) -> None:
+def test_a_branch_that_is_refused_leaves_no_session(model: Model, store: FailingStore) -> None:
     """Neither in the table nor in the store; a quota of one turn is enough for a branch."""
     quotas = {"handler": {"quotas": {"turnsInFlight": 1}}}
     harness = Harness(model, quotas, store=store)
@@ -139,7 +127,7 @@ def test_a_branch_can_be_closed_before_its_turn_begins(harness: Harness) -> None
 
 @pytest.mark.parametrize("is_early", [False, True])
 def test_a_branch_whose_turn_fails_is_no_session(
-    harness: Harness, store: Store, is_early: bool
+    harness: Harness, store: FailingStore, is_early: bool
 ) -> None:
     """Whether the grammar's thread or the store is faster."""
     turn = harness.submit(branch("Why?", response_format=Regex("(")))
@@ -152,11 +140,13 @@ def test_a_branch_whose_turn_fails_is_no_session(
     assert store.list("sessions/branch") == []
 
 
-def test_a_branch_that_cannot_be_written_may_be_sent_again(harness: Harness, store: Store) -> None:
+def test_a_branch_that_cannot_be_written_may_be_sent_again(
+    harness: Harness, store: FailingStore
+) -> None:
     """As a turn that cannot be."""
-    store.is_down = True
+    store.fails = True
     assert harness.ask(branch("Why?"))["error"]["code"] == "store_unavailable"
-    store.is_down = False
+    store.fails = False
     assert "error" not in harness.ask(branch("Why?"))
     assert harness.ask(Info(session_id="branch"))["turns"] == 2
 
