@@ -6,6 +6,7 @@ Driven by calls of one thread. Knows no process, no socket, no model.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic
@@ -25,11 +26,12 @@ from ts_stateful.protocol.errors import (
     StatefulError,
     StoreFailed,
     TooManySessions,
+    TurnGap,
 )
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.places import UNLIMITED_BYTES
-from ts_stateful.sessions.session import StateT
+from ts_stateful.sessions.session import Session, StateT
 from ts_stateful.store.base import Capacity, StoreCorrupt, StoreError
 
 __all__ = ["SessionEngine"]
@@ -167,6 +169,9 @@ class SessionEngine(Generic[StateT]):
                 self._search(session_id, request)
             else:
                 self._refuse(message, _reason(request, error))
+        except TurnGap as error:
+            if not self._look_after(request):
+                self._refuse(message, error)
         except StatefulError as error:
             if not (isinstance(error, TooManySessions) and self._backlog.add(request, error)):
                 self._refuse(message, error)
@@ -190,6 +195,8 @@ class SessionEngine(Generic[StateT]):
             if session_id in self._waiting:
                 self._waiting.add(session_id, request)
                 return True
+            if session_id == message.command.session_id and self._reads_old(session_id, request):
+                return True
             if session_id in request.missing:
                 return False
             can_search = self._can_search(session_id, request) and not message.erases
@@ -197,6 +204,45 @@ class SessionEngine(Generic[StateT]):
                 self._search(session_id, request)
                 return True
         return False
+
+    def _reads_old(self, session_id: str, request: PendingRequest) -> bool:
+        """Look into the store if a request reads a session that may be old here."""
+        session = self._idle_session(session_id)
+        reads = session is not None and self.kind.reads(request.message, session)
+        return reads and self._look_after(request)
+
+    def _look_after(self, request: PendingRequest) -> bool:
+        """Look once in the store if an idle session went on or ended elsewhere; the request waits meanwhile.
+
+        Return False if there is nothing to look for.
+        """
+        session = self._idle_session(request.message.command.session_id)
+        if self._store is None or session is None or request.has_looked:
+            return False
+        job = self.kind.look_after(session)
+        if job is None:
+            return False
+        request.has_looked = True
+        self._waiting.add(session.session_id, request)
+        blocked = request.message.session_ids
+        for session_id in blocked:  # requests for a fork come after it
+            self._waiting.block(session_id)
+        self._store.run(job, partial(self._looked, session, blocked))
+        return True
+
+    def _idle_session(self, session_id: str | None) -> Session[StateT] | None:
+        """Return the session of that id if it is here, and idle."""
+        with suppress(SessionError):
+            session = self.table.get(session_id or "")
+            return None if session.busy else session
+        return None
+
+    def _looked(self, session: Session[StateT], blocked: Iterable[str], outcome: Any) -> None:
+        # Without an answer of the store it is taken to be as it was.
+        if outcome is True and not session.busy:
+            self.table.forget(session)
+        for session_id in blocked:
+            self._waiting.release(session_id)
 
     def _can_search(self, session_id: str, request: PendingRequest) -> bool:
         is_new = session_id not in self.table and session_id not in request.missing

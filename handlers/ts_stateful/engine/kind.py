@@ -51,6 +51,17 @@ class ModelKind(Protocol[StateT]):
         """
         ...
 
+    def reads(self, message: Submit, session: Session[StateT]) -> bool:
+        """Return True if the answer shows what an idle session has, and no write finds that it went on elsewhere."""
+        ...
+
+    def look_after(self, session: Session[StateT]) -> Callable[[], bool] | None:
+        """Return what looks, on a thread of the store, if another engine continued or ended an idle session.
+
+        None: the store does not have it, or not all of it.
+        """
+        ...
+
     def ended(self, session: Session[StateT]) -> None:
         """Remove a session from the store that expired here."""
         ...

@@ -26,12 +26,14 @@ class Missing(NamedTuple):
 class PendingRequest(Struct, eq=False):
     """A request that is not admitted yet; `missing` has the ids that the store was searched for in vain.
 
-    With an `error` it is refused instead of admitted.
+    With an `error` it is refused instead of admitted. `has_looked`: the store was asked if its session, which is here, went on
+    elsewhere.
     """
 
     message: Submit
     missing: dict[str, Missing] = {}
     error: StatefulError | None = None
+    has_looked: bool = False
 
 
 class WaitingRequests:
@@ -69,11 +71,15 @@ class WaitingRequests:
         missing: Missing | None = None,
         error: StatefulError | None = None,
     ) -> None:
-        """End a session's queue. Its requests are ready; the search ended with `missing`, or failed with `error`."""
+        """End a session's queue after a look into the store. Its requests are ready.
+
+        The look ended with `missing`, or failed with `error`.
+        """
         for request in self._queues.pop(session_id, ()):
             if missing is not None:
                 request.missing[session_id] = missing
             request.error = error
+            request.has_looked |= request.message.command.session_id == session_id
             self._ready.append(request)
 
     def resume(self, message: Submit) -> None:

@@ -40,8 +40,10 @@ from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.requests import LanguageRequests
 from ts_stateful.media.load import MediaLoader
 from ts_stateful.protocol.answers import SessionInfo
+from ts_stateful.protocol.chat import Discard, Recall, Respond
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.requests import Continue, Fork, Info
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
@@ -96,6 +98,18 @@ class LanguageKind:
         """See `ModelKind`."""
         self._core.table.adopt(found, in_use=in_use)
         return None
+
+    def reads(self, message: Submit, session: Session[Context]) -> bool:
+        """See `ModelKind`. A turn that follows the last one is written, one that follows an earlier one is copied first."""
+        command = message.command
+        if isinstance(command, Respond):
+            follows_last = command.after in (None, len(session.turns))
+            return command.forks or message.ephemeral or not follows_last
+        return isinstance(command, Info | Continue | Fork | Recall | Discard)
+
+    def look_after(self, session: Session[Context]) -> Callable[[], bool] | None:
+        """See `ModelKind`."""
+        return self.persistence.look_after(session)
 
     def ended(self, session: Session[Context]) -> None:
         """See `ModelKind`."""

@@ -19,6 +19,7 @@ from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory
 from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.requests import Fork, Info
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.recurrent.few_rows import choose_library
 from ts_stateful.recurrent.lifecycle import StepLifecycle
@@ -92,6 +93,14 @@ class RecurrentKind:
         if session is not None and self._steps.adopt(session, in_use=in_use):
             return None
         return Missing(position=found.position)
+
+    def reads(self, message: Submit, session: Session[SequenceState]) -> bool:
+        """See `ModelKind`."""
+        return isinstance(message.command, Info | Fork)
+
+    def look_after(self, session: Session[SequenceState]) -> Callable[[], bool] | None:
+        """See `ModelKind`."""
+        return self.persistence.look_after(session)
 
     def ended(self, session: Session[SequenceState]) -> None:
         """See `ModelKind`."""

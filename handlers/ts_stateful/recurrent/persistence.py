@@ -45,6 +45,10 @@ class NoStepPersistence:
         """See `ModelKind`."""
         raise AssertionError("there is no store to search")
 
+    def look_after(self, session: _Session) -> Callable[[], bool] | None:
+        """See `ModelKind`."""
+        return None
+
     def answered(self, request: PendingRequest) -> Answered | None:
         """Return the answer that an engine that died gave to this request, if it did."""
         return None
@@ -116,6 +120,12 @@ class StepPersistence(NoStepPersistence):
         """See `ModelKind`."""
         doubtful = self._doubtful.get(session_id)
         return partial(self._records.find, session_id, doubtful, in_use=in_use)
+
+    def look_after(self, session: _Session) -> Callable[[], bool] | None:
+        """See `ModelKind`."""
+        position = session.state.log_position
+        assert position is not None
+        return self._journal.look_after(session.session_id, position)
 
     def answered(self, request: PendingRequest) -> Answered | None:
         """See `NoStepPersistence`."""

@@ -119,12 +119,14 @@ class Journal(Generic[EntryT]):
 
         self._calls.in_order(position.queue, job, ended)
 
-    def look_after(
-        self, session_id: str, position: LogPosition, then: Callable[[bool], None]
-    ) -> None:
-        """Look if another engine continued the session or ended it. Without an answer of the store, it did not."""
-        job = partial(self._logs.log(session_id).has_more, position.known)
-        self._calls.run(job, lambda outcome: then(outcome is True))
+    def look_after(self, session_id: str, position: LogPosition) -> Callable[[], bool] | None:
+        """Return what looks, on a thread of the store, if another engine continued the session or ended it.
+
+        None: the store does not have all that was committed.
+        """
+        if not (position.can_leave or position.is_lost):
+            return None
+        return partial(self._logs.log(session_id).has_more, position.known)
 
     def when_written(self, position: LogPosition, then: Callable[[], None]) -> bool:
         """Call `then` after the writes that are under way; return False if there are none."""

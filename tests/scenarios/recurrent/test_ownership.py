@@ -18,7 +18,7 @@ from tests.support.sums import (
     starter,
     total,
 )
-from ts_stateful.protocol.requests import Info, Open
+from ts_stateful.protocol.requests import Close, Fork, Info, Open
 from ts_stateful.recurrent.step_records import scope_of
 
 
@@ -41,6 +41,21 @@ def test_a_sequence_goes_on_in_one_place(start: Start) -> None:
     assert [total(second.ask(add(1))) for _ in range(4)] == [2, 3, 4, 5]
     assert code(first.ask(add(1))) == "session_moved"
     assert total(first.ask(add(1))) == 6
+
+
+def test_a_sequence_that_ended_elsewhere_is_not_read(start: Start) -> None:
+    """Nor is it forked, although its states are still here."""
+    first, second = start(), start()
+    first.ask(add(1))
+    assert second.ask(Info(session_id="a"))["turns"] == 1
+    assert total(second.ask(add(1))) == 2
+    assert first.ask(Info(session_id="a"))["turns"] == 2
+    second.ask(Close(session_id="a", erase=True))
+    assert (
+        code(first.ask(Fork(session_id="a", new_session_id="b"), creates_session=True))
+        == "session_not_found"
+    )
+    assert code(first.ask(Info(session_id="a"))) == "session_not_found"
 
 
 @pytest.mark.parametrize("num_steps", [1, 4])

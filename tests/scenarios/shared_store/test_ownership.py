@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from tests.support.harness import Harness
 from tests.support.store_engines import FailingStore, ask, code, expire
 from ts_stateful.language.network.load import Model
-from ts_stateful.protocol.requests import Continue, Fork, Info
+from ts_stateful.protocol.chat import Discard, Recall, Respond, Said
+from ts_stateful.protocol.requests import Close, Continue, Fork, Info, Request, Rewind
+
+SAID = (Said("user", ("One",)),)
 
 
 def test_two_owners_cannot_both_commit(first: Harness, second: Harness) -> None:
@@ -31,6 +35,43 @@ def test_a_session_that_was_elsewhere_is_taken_back(first: Harness, second: Harn
     assert first.ask(ask("Four", turn=4))["turn"] == 4
     assert code(first.ask(ask("Six", turn=6))) == "turn_gap"
     assert code(first.ask(Continue(session_id="s", turn=9, after=0))) == "turn_gap"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        Info(session_id="s"),
+        Continue(session_id="s", turn=1, after=0),
+        Fork(session_id="s", new_session_id="fork"),
+        Recall(session_id="s", turn=1),
+        Discard(session_id="s", turn=1),
+        Respond(session_id="s", messages=SAID, note="n", after=0, new_session_id="branch"),
+    ],
+    ids=lambda read: type(read).__name__,
+)
+def test_a_session_that_ended_elsewhere_is_read_nowhere(
+    read: Request, first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """Although this engine has it in memory: nothing of it is shown, forked or continued."""
+    first.open("s")
+    first.ask(Respond(session_id="s", messages=SAID, note="n"))
+    store.fails = True  # which is no reason to forget it
+    assert first.ask(Info(session_id="s"))["turns"] == 1
+    store.fails = False
+    second.ask(Close(session_id="s", erase=True))
+    assert code(first.ask(read)) == "session_closed"
+    assert "s" not in first.engine.table
+    first.engine.check_integrity()
+
+
+def test_reads_show_what_was_done_elsewhere(first: Harness, second: Harness) -> None:
+    """Turns that another engine has added, and removed."""
+    first.open("s")
+    first.ask(ask("One"))
+    second.ask(ask("Two"))
+    assert first.ask(Info(session_id="s"))["turns"] == 2
+    second.ask(Rewind(session_id="s", to_turn=0))
+    assert first.ask(Info(session_id="s"))["turns"] == 0
 
 
 def test_an_id_is_opened_once(first: Harness, second: Harness) -> None:

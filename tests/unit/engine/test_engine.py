@@ -18,10 +18,10 @@ from ts_stateful.engine.reports import session_info
 from ts_stateful.engine.services import Services, WorkQueue
 from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.protocol.answers import SessionInfo
-from ts_stateful.protocol.errors import SessionClosed, SessionExpired, SessionNotFound
+from ts_stateful.protocol.errors import SessionClosed, SessionExpired, SessionNotFound, TurnGap
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.operations import ListSessions
-from ts_stateful.protocol.requests import Info, Open
+from ts_stateful.protocol.requests import Fork, Info, Open, Request, Rewind
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.places import Limits
 from ts_stateful.sessions.session import Residency, Session
@@ -57,6 +57,7 @@ class NumberKind:
         self.core = core
         self.stored: dict[str, Exception | None] = {}
         self.first: set[str] = set()
+        self.elsewhere: set[str] = set()  # sessions that have ended or gone on at another engine
         self.ended_ids: list[str] = []
 
     def admit(self, request: PendingRequest) -> None:
@@ -67,8 +68,12 @@ class NumberKind:
             raise ZeroDivisionError
         elif isinstance(command, Info) and command.session_id == "poisoned":
             raise self.fatal
+        elif isinstance(command, Rewind):
+            raise TurnGap("there is no such turn", field="to_turn")
         else:
             table.get(str(command.session_id))
+        if isinstance(command, Fork):
+            table.open(str(command.new_session_id), Number())
         self.core.outbox.answer(request.message.request_id, {"ok": True})
 
     def searches_first(self, message: Submit, session_id: str) -> bool:
@@ -88,6 +93,12 @@ class NumberKind:
         session = Session(found, Number(), now, now + 600, 60.0, now)
         self.core.table.adopt(session, in_use=in_use)
         return None
+
+    def reads(self, message: Submit, session: Session[Number]) -> bool:
+        return isinstance(message.command, Info | Fork)
+
+    def look_after(self, session: Session[Number]) -> Callable[[], bool] | None:
+        return lambda: session.session_id in self.elsewhere
 
     def ended(self, session: Session[Number]) -> None:
         self.ended_ids.append(session.session_id)
@@ -138,6 +149,9 @@ class Engine:
 
     def ask(self, request_id: str, session_id: str, *, opens: bool = False) -> None:
         command = Open(session_id=session_id) if opens else Info(session_id=session_id)
+        self.submit(request_id, command, opens=opens)
+
+    def submit(self, request_id: str, command: Request, *, opens: bool = False) -> None:
         self.engine.submit(Submit(request_id, command, creates_session=opens))
 
     def settle(self) -> None:
@@ -209,6 +223,37 @@ def test_a_kind_may_search_before_it_admits() -> None:
     engine.settle()
     assert engine.code("a") == "ok"
     assert "s" in engine.engine.table
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_reads_look_if_a_session_went_on_elsewhere(is_elsewhere: bool) -> None:
+    """What it has become is read from the store then. Requests keep their order, those for a fork come after the fork."""
+    engine = Engine()
+    engine.ask("a", "s", opens=True)
+    if is_elsewhere:
+        engine.kind.elsewhere.add("s")
+        engine.kind.stored["s"] = SessionClosed("closed elsewhere")
+    engine.submit("b", Fork(session_id="s", new_session_id="fork"), opens=True)
+    engine.ask("c", "fork")
+    engine.ask("d", "s")
+    assert list(engine.answers) == ["a"]
+    while len(engine.answers) < 4:
+        engine.settle()
+    code = "session_closed" if is_elsewhere else "ok"
+    assert list(engine.answers)[1] == "b"
+    assert [engine.code(one) for one in "bd"] == [code, code]
+    assert engine.code("c") == ("session_not_found" if is_elsewhere else "ok")
+    assert ("s" in engine.engine.table) is not is_elsewhere
+
+
+def test_a_gap_looks_once() -> None:
+    """It is refused as such if the session is as it was."""
+    engine = Engine()
+    engine.ask("a", "s", opens=True)
+    engine.submit("b", Rewind(session_id="s", to_turn=3))
+    assert "b" not in engine.answers
+    engine.settle()
+    assert engine.code("b") == "turn_gap"
 
 
 def test_a_full_table_refuses_what_the_store_has() -> None:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from tests.support.journals import make_journal, written
 from tests.support.store_engines import FailingStore
-from ts_stateful.protocol.errors import SessionExists, SessionMoved, StoreFailed
+from ts_stateful.protocol.errors import SessionExists, SessionMoved, StatefulError, StoreFailed
 from ts_stateful.session_log.codec import Codec
 from ts_stateful.session_log.journal import LogPosition, Write, Written
 from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, SessionLogs
@@ -164,14 +164,19 @@ def test_the_end_removes_a_session(
 def test_a_session_that_went_on_elsewhere_is_seen(
     logs: SessionLogs[Any], store: FailingStore
 ) -> None:
-    """A store without an answer is no reason to forget the session here."""
-    journal, position, found = make_journal(logs), LogPosition(), list[bool]()
+    """Only if the store has all that was committed here: what it lacks would be forgotten."""
+    journal, position = make_journal(logs), LogPosition()
+    assert journal.look_after("a", position) is None
     assert written(journal, position, entries(0, creates_session=True)) is None
-    journal.look_after("a", position, found.append)
+    look = journal.look_after("a", position)
+    assert look is not None
+    assert not look()
     other = LogPosition(position.known)
     assert written(journal, other, entries(1, writer="other")) is None
-    journal.look_after("a", position, found.append)
+    assert look()
+    store.delete("logs/a")
+    assert look()
     store.fails = True
-    journal.look_after("a", position, found.append)
-    assert found == [False, True, False]
+    assert isinstance(written(journal, position, entries(1)), StatefulError)
+    assert journal.look_after("a", position) is None
     assert not journal.when_written(position, pytest.fail)

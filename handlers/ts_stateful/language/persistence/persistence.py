@@ -64,9 +64,9 @@ class NoPersistence:
         """Remove all that the store has of a session that is not here; `then` as in `ended`."""
         then(None)
 
-    def look_after(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
-        """Look if another server continued a session that is here; return False if there is no store."""
-        return False
+    def look_after(self, session: Session[Context]) -> Callable[[], bool] | None:
+        """See `ModelKind`."""
+        return None
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
         """See `ModelKind`."""
@@ -160,10 +160,9 @@ class TurnPersistence(NoPersistence):
         """See `NoPersistence`."""
         self._journal.end(session_id, LogPosition(), self._records.closed("closed"), then)
 
-    def look_after(self, session: Session[Context], then: Callable[[bool], None]) -> bool:
-        """See `NoPersistence`."""
-        self._journal.look_after(session.session_id, session.state.log_position, then)
-        return True
+    def look_after(self, session: Session[Context]) -> Callable[[], bool] | None:
+        """See `ModelKind`."""
+        return self._journal.look_after(session.session_id, session.state.log_position)
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
         """See `ModelKind`."""

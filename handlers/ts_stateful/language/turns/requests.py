@@ -66,31 +66,10 @@ class LanguageRequests:
 
     def handle(self, request: PendingRequest) -> None:
         """Take a request."""
-        message = request.message
         if self._idempotency.closed_before(request):
             return
-        try:
-            self._handle(message)
-        except TurnGap as error:
-            if not self._look_after(message, error):
-                raise
-
-    def _look_after(self, message: Submit, error: TurnGap) -> bool:
-        """Look in the store for turns that another server committed. Return False if there is nothing to look for."""
-        session = self._session(message.command.session_id)
-
-        def looked(has_more: bool) -> None:
-            if not has_more:
-                self._outbox.refuse(message.request_id, error, session.session_id)
-                return
-            if not session.busy:
-                self._table.forget(session)
-            self._core.waiting.resume(message)
-
-        return not session.busy and self._persistence.look_after(session, looked)
-
-    def _handle(self, message: Submit) -> None:
-        command, request_id = message.command, message.request_id
+        message, command = request.message, request.message.command
+        request_id = message.request_id
         if isinstance(command, Hello):
             hello = server_hello(self._core.config, message.profile, self._model.name)
             self._outbox.answer(request_id, reports.with_model(hello, self._core, self._model))
