@@ -84,12 +84,13 @@ class _PlainReply:
 
 
 def harmless(text: str) -> str:
-    """Return the text with U+FFFD for control characters."""
+    """Return the text with U+FFFD for control characters, and without the CRs of ends of lines."""
     return "".join(
         "\N{REPLACEMENT CHARACTER}"
         if unicodedata.category(character) == "Cc" and character not in "\n\t"
         else character
         for character in text
+        if character != "\r"
     )
 
 

@@ -121,6 +121,37 @@ def test_chat_survives_errors(
     assert "five" not in out
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"caf\xe9",
+        b"/image caf\xe9",
+        b"/image https://[::1/cat.png",
+        b"/image ~no.such.user/a.png",
+        b"/image a\0b",
+        b"/save ~no.such.user/a.md",
+        b"/save a\0b",
+        b"/rewind 9999999999",
+        b"/rewind " + b"9" * 5000,
+    ],
+)
+def test_an_odd_line_does_not_end_the_chat(url: str, fake: FakeSessions, line: bytes) -> None:
+    """It is reported and counted, and the next one is a turn of the same session."""
+    out, typed = io.StringIO(), io.TextIOWrapper(io.BytesIO(b"one\n" + line + b"\ntwo"), "utf-8")
+    with connect(url) as server:
+        limits = server.hello().limits
+        chat = ChatLoop(server, limits, Terminal(out), PipedLines(typed), ChatOptions())
+        assert chat.run() == 1
+    (turns,) = fake.sessions.values()
+    assert [turn.prompt for turn in turns] == ["one", "two"]
+
+
+def test_a_prompt_may_begin_like_a_command(run: Run, fake: FakeSessions) -> None:
+    """One slash of two is removed, and the rest is sent."""
+    assert run("chat", lines="//help\n") == 0
+    assert [prompt["prompt"] for prompt in fake.of_kind("prompt")] == ["/help"]
+
+
 def test_files_are_checked_when_they_are_named(
     run: Run, fake: FakeSessions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,11 +266,36 @@ def test_a_server_that_is_down_is_reported_at_once(
         ("one\n ", 0),
         ("```\na\n\nb\n", 0),
         ("```\na\n\nb\n```\n\n", 14),
+        ("````\n```\n\n```\n\n````\n\n", 21),
+        ("~~~\n```\n\n~~~\n\n", 14),
+        ("```\na\n```b\n\n", 0),
+        ("```a``` b\n\n", 11),
     ],
 )
 def test_blocks_of_markdown(text: str, end: int) -> None:
     """A block ends after an empty line, but not within a fence."""
     assert end_of_block(text) == end
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("List<String>\n", ["List<String>"]),
+        ("<think>\nhm\n</think>\n\n4", ["<think>", "hm", "</think>", "4"]),
+        ("roses\r\nviolets", ["roses", "violets"]),
+        ("a ![b](http://c.d/) e", ["a !b (http://c.d/) e"]),
+        ("[a][1]\n\n[1]: http://c.d/\n", ["[a][1]", "[1]: http://c.d/"]),
+    ],
+)
+def test_a_reply_is_shown_whole(text: str, lines: list[str]) -> None:
+    """Neither tags nor addresses of a reply are left out, and its lines stay apart."""
+    out = io.StringIO()
+    reply = MarkdownReply(out)
+    for character in text:
+        reply.add(character)
+    reply.close()
+    shown = (line.rstrip() for line in out.getvalue().splitlines())
+    assert [line for line in shown if line] == lines
 
 
 def test_replies_are_formatted_block_by_block() -> None:
@@ -297,10 +353,10 @@ def test_a_terminal_gets_no_control_characters() -> None:
 
     tty, file = Tty(), io.StringIO()
     for stream in (tty, file):
-        Terminal(stream).text("a\x1b]0;title\x07\tb\n")
+        Terminal(stream).text("a\x1b]0;title\x07\tb\r\n")
         Terminal(stream).aside("note")
     assert tty.getvalue() == "a\ufffd]0;title\ufffd\tb\n\x1b[2mnote\x1b[0m\n"
-    assert file.getvalue() == "a\x1b]0;title\x07\tb\nnote\n"
+    assert file.getvalue() == "a\x1b]0;title\x07\tb\r\nnote\n"
 
 
 # Tests in the background may ignore Ctrl-C, and child processes inherit that.
@@ -396,3 +452,19 @@ def test_pasted_lines_and_the_history_of_another_chat(
     ]
     history = tmp_path / "ts-stateful" / "history"
     assert (history.stat().st_mode & 0o777, history.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_a_typed_line_that_is_not_utf8_is_not_taken(url: str, tmp_path: Path) -> None:
+    """As from a terminal of another encoding. It is shown why, and the line can be corrected."""
+    terminal = _Pty("chat", "--url", url, XDG_STATE_HOME=str(tmp_path))
+    try:
+        terminal.expect(_READS)
+        os.write(terminal.master, b"caf\xe9\r")
+        terminal.expect("the line is not UTF-8")
+        terminal.type("\x7fe\r")
+        terminal.expect("You said")
+        terminal.expect(_READS)
+        terminal.type("\x04")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.close()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ts_stateful.config.sizes.quantities import show_bytes
 from ts_stateful.protocol.answers import ServerLimits
 
-__all__ = ["FileRefused", "Files"]
+__all__ = ["FileRefused", "Files", "is_url"]
 
 
 class FileRefused(Exception):
@@ -44,7 +45,7 @@ class Files:
         """Add clips.
 
         Raises:
-            FileRefused: the model takes none, or not as many, or not as large ones.
+            FileRefused: the model takes none, or not as many, or not as large ones; or there can be no such name.
             OSError: there is no such file, or it cannot be read.
         """
         self._add(names, self.audio, self._clip)
@@ -55,8 +56,14 @@ class Files:
                 raise FileRefused(f"this model takes no {kind.nouns}")
             if len(waiting) == kind.most:
                 raise FileRefused(f"the server takes {kind.most} {kind.nouns} with a prompt")
-            is_url = "://" in name or name.startswith("data:")
-            waiting.append(name if is_url else self._checked(Path(name).expanduser(), kind))
+            try:
+                if is_url(name):
+                    urlsplit(name)
+                    waiting.append(name)
+                else:
+                    waiting.append(self._checked(Path(name).expanduser(), kind))
+            except (ValueError, RuntimeError) as error:  # a URL, a NUL, the home of nobody
+                raise FileRefused(f"{name[:60]!r} names no file: {error}") from error
 
     def _checked(self, path: Path, kind: _Kind) -> str:
         with path.open("rb") as file:
@@ -80,3 +87,8 @@ class Files:
         """Forget all files."""
         self.images.clear()
         self.audio.clear()
+
+
+def is_url(name: str) -> bool:
+    """Return True if the server has to fetch the file, or its name has its content."""
+    return "://" in name or name.startswith("data:")

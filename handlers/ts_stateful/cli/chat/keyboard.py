@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -9,9 +10,18 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyPressEvent
 
-__all__ = ["EDITING_MISSING", "Lines", "PipedLines", "TypedLines", "lines_of"]
+__all__ = [
+    "EDITING_MISSING",
+    "NOT_UTF8",
+    "Lines",
+    "PipedLines",
+    "TypedLines",
+    "is_utf8",
+    "lines_of",
+]
 
 EDITING_MISSING = "for history, pasting and Markdown: pip install 'torchserve-stateful[chat]'"
+NOT_UTF8 = "the line is not UTF-8"
 _MARK = "> "
 
 
@@ -35,6 +45,8 @@ class PipedLines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        if isinstance(stream, io.TextIOWrapper):  # one bad line does not end the chat
+            stream.reconfigure(errors="surrogateescape")
 
     def read(self) -> str | None:
         """See `Lines`."""
@@ -60,6 +72,7 @@ class TypedLines:
         from prompt_toolkit.completion import NestedCompleter, PathCompleter  # noqa: PLC0415
         from prompt_toolkit.history import FileHistory, InMemoryHistory  # noqa: PLC0415
         from prompt_toolkit.key_binding import KeyBindings  # noqa: PLC0415
+        from prompt_toolkit.validation import Validator  # noqa: PLC0415
 
         keys = KeyBindings()
         keys.add("escape", "enter")(_feed_line)
@@ -70,6 +83,8 @@ class TypedLines:
             key_bindings=keys,
             completer=NestedCompleter({**dict.fromkeys(commands), **files}),
             complete_while_typing=False,
+            validator=Validator.from_callable(is_utf8, NOT_UTF8, move_cursor_to_end=True),
+            validate_while_typing=False,
             prompt_continuation=" " * len(_MARK),
         )
 
@@ -89,6 +104,11 @@ def lines_of(stream: TextIO, commands: tuple[str, ...], *, keeps_history: bool) 
         except ModuleNotFoundError:
             pass
     return PipedLines(stream)
+
+
+def is_utf8(line: str) -> bool:
+    """Return False if bytes of the line could not be decoded."""
+    return not any("\ud800" <= character <= "\udfff" for character in line)
 
 
 def _feed_line(event: KeyPressEvent) -> None:

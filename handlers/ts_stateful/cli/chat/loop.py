@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ts_stateful.cli.chat.files import FileRefused, Files
-from ts_stateful.cli.chat.keyboard import EDITING_MISSING, Lines
+from ts_stateful.cli.chat.keyboard import EDITING_MISSING, NOT_UTF8, Lines, is_utf8
 from ts_stateful.cli.chat.talk import Exchange, Talk
 from ts_stateful.cli.chat.words import ReplyTimes, counted, figures, reason, session_facts, waiting
 from ts_stateful.cli.terminal import Terminal
@@ -33,10 +33,14 @@ COMMANDS = """\
 /save FILE    write the conversation as Markdown
 /help         show these commands
 /quit         end the chat, as Ctrl-D does
-Ctrl-C        cancel the reply in progress; its text stays in the session"""
+Ctrl-C        cancel the reply in progress; its text stays in the session
+A prompt that begins with / is typed with another / before it."""
 
 NAMES = tuple(line.split()[0] for line in COMMANDS.splitlines() if line.startswith("/"))
 _NO_SESSION = "no session yet; the first prompt opens one"
+_MOST_DIGITS = 9
+# The last two: a path with a NUL, and one in the home of nobody.
+_FAILURES = (ClientError, StatefulError, FileRefused, OSError, ValueError, RuntimeError)
 _WITH_ARGUMENT = {"/image", "/audio", "/rewind", "/save"}
 
 
@@ -121,12 +125,14 @@ class ChatLoop:
 
     def _handle(self, line: str) -> None:
         try:
-            if line.startswith("/"):
+            if not is_utf8(line):
+                self._fail(f"error: {NOT_UTF8}")
+            elif _is_command(line):
                 self._command(line)
             else:
                 with waiting(self._server):
-                    self._prompt(line)
-        except (ClientError, StatefulError, FileRefused, OSError) as error:
+                    self._prompt(line.removeprefix("/"))
+        except _FAILURES as error:
             self._fail(f"error: {reason(error)}")
             self._recover(line, error)
         except KeyboardInterrupt:
@@ -140,7 +146,7 @@ class ChatLoop:
 
     def _recover(self, line: str, error: Exception) -> None:
         """Say what to do after an error."""
-        if not line.startswith("/") and self._files.names:
+        if not _is_command(line) and self._files.names:
             self._files.clear()
             self._terminal.aside("the files were dropped; give them again with /image or /audio")
         if isinstance(error, ContextTooLong):
@@ -207,7 +213,7 @@ class ChatLoop:
                 self._terminal.aside("there is no turn to remove")
 
     def _rewind(self, argument: str) -> None:
-        if not argument.isdecimal():
+        if not argument.isdecimal() or len(argument) > _MOST_DIGITS:
             self._fail("/rewind takes the number of a turn, or 0")
         elif talk := self._current():
             self._rewind_to(talk, int(argument))
@@ -279,3 +285,7 @@ class ChatLoop:
             if talk.session is not self._options.session:
                 with contextlib.suppress(ClientError, StatefulError):
                     talk.session.close()
+
+
+def _is_command(line: str) -> bool:
+    return line.startswith("/") and not line.startswith("//")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TextIO
 
+from markdown_it import MarkdownIt
 from rich.console import Console
 from rich.live import Live
 from rich.markdown import Markdown
@@ -12,7 +14,10 @@ from ts_stateful.cli.terminal import harmless
 
 __all__ = ["MarkdownReply", "end_of_block"]
 
-_FENCES = ("```", "~~~")
+_FENCE = re.compile(r"\s*(`{3,}|~{3,})(.*)")
+# Tags are text. Pictures and references are shown with their addresses, as they were written.
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+_MARKDOWN.disable(["image", "reference"])
 
 
 class MarkdownReply:
@@ -26,7 +31,12 @@ class MarkdownReply:
 
     def __rich__(self) -> Markdown:
         # Links with their addresses: a model may name one and mean another.
-        return Markdown(self._block, hyperlinks=False)
+        markdown = Markdown("", hyperlinks=False)
+        markdown.parsed = _MARKDOWN.parse(self._block)
+        for token in markdown.parsed:
+            for child in token.children or ():
+                child.type = "hardbreak" if child.type == "softbreak" else child.type
+        return markdown
 
     def add(self, piece: str) -> None:
         """Show more of the reply."""
@@ -56,13 +66,17 @@ class MarkdownReply:
 
 def end_of_block(text: str) -> int:
     """Return where the first block of Markdown ends, with the empty line after it; 0 if it may go on."""
-    end, is_fenced, is_begun = 0, False, False
+    end, fence, is_begun = 0, "", False
     for line in text.splitlines(keepends=True):
         end += len(line)
-        if line.lstrip().startswith(_FENCES):
-            is_fenced = not is_fenced
+        if found := _FENCE.match(line):
+            marks, info = found.groups()
+            if not fence and not (marks[0] == "`" and "`" in info):
+                fence = marks
+            elif fence and marks.startswith(fence) and not info.strip():
+                fence = ""
         if line.strip():
             is_begun = True
-        elif is_begun and not is_fenced and line.endswith("\n"):
+        elif is_begun and not fence and line.endswith("\n"):
             return end
     return 0
