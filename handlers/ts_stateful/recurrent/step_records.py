@@ -26,7 +26,7 @@ from ts_stateful.clock import Clock
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.session_log.blobs import get_blob, put_blob
 from ts_stateful.session_log.codec import Codec
-from ts_stateful.session_log.journal import LogPosition, Write, Written
+from ts_stateful.session_log.journal import GRACE_S, LogPosition, Write, Written
 from ts_stateful.session_log.log import Known, Log, SessionLog
 from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, SessionLogs
 from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
@@ -134,10 +134,10 @@ class SequenceRecords:
 
     def step(self, session_id: str, entry: StepEntry, states: Sequence[Tensor] | None) -> Write:
         """Record a step, with the states after it if there are some."""
-        ttl_s = _ENDED_S if entry.end else max(1.0, entry.expires_at - entry.at)
+        ttl_s = _ENDED_S if entry.end else max(0.0, entry.expires_at - entry.at) + GRACE_S
         log = self.logs.log(session_id)
         if states is None:
-            alone = Written([entry])
+            alone = Written(entry)
             return Write(lambda position: alone, ttl_s, stand_alone=entry.stands_alone)
 
         def make(position: int) -> Written:
@@ -145,7 +145,7 @@ class SequenceRecords:
             # With the position no two entries have the same file, so none is removed with another entry.
             data = save_tensors(named, {"position": str(position)})
             digest = put_blob(log.store, log.prefix, data, ttl_s)
-            return Written([structs.replace(entry, states=digest)], [f"{log.prefix}/{digest}"])
+            return Written(structs.replace(entry, states=digest), [f"{log.prefix}/{digest}"])
 
         return Write(make, ttl_s, stand_alone=True)
 
@@ -188,7 +188,7 @@ class SequenceRecords:
         if last.end or now >= first.expires_at or idle_s >= self._idle_s:
             return FoundSequence(position), None
         states = _states(log, read.known, first.states)
-        return FoundSequence(position, entries, states), max(1.0, first.expires_at - now)
+        return FoundSequence(position, entries, states), first.expires_at - now + GRACE_S
 
 
 def _states(log: SessionLog[SequenceEntry], known: Known, digest: str | None) -> Sequence[Tensor]:

@@ -12,7 +12,7 @@ from ts_stateful.store.base import StoreCorrupt
 
 __all__ = ["VERSION", "Codec", "EntryT", "Linked"]
 
-VERSION = 3
+VERSION = 4
 _UNLINKED = 2  # the last version without links
 _Parts = Annotated[list[Raw], Meta(max_length=16)]  # of any version; each costs 64 bytes or more
 
@@ -37,11 +37,11 @@ class Linked(NamedTuple, Generic[EntryT]):
 class Codec(Generic[EntryT]):
     """The entries of one kind of log: `entries` is a union of tagged structs.
 
-    At rest an entry is `[3, <SHA-256 of previous and entry>, <entry>, <previous>]` in msgpack. `previous` is the SHA-256 of the
+    At rest an entry is `[4, <SHA-256 of previous and entry>, <entry>, <previous>]` in msgpack. `previous` is the SHA-256 of the
     bytes of the entry before it, or empty. The same entry after the same one always has the same bytes. Fields may be added
     within a version if readers can do without them.
 
-    Version 2, which had no `previous`, and version 1 are still read. In version 1, entries of language models were JSON,
+    Versions 3 (the same), 2 (without `previous`) and 1 are still read. In version 1, entries of language models were JSON,
     `{"version":1,"sha256":"<hex>","entry":{...}}`. Those of recurrent ones were msgpack as in version 2, but always of the
     struct `untagged`, without its tag.
     """

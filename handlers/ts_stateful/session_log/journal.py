@@ -17,23 +17,26 @@ from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, Ownership, 
 from ts_stateful.store.base import StoreError, StoreUnavailable
 from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
 
-__all__ = ["Done", "Journal", "LogPosition", "Write", "Written"]
+__all__ = ["GRACE_S", "Done", "Journal", "LogPosition", "Write", "Written"]
+
+# The store keeps a session for so long after its time is up: a turn that is in progress then is still written.
+GRACE_S = 3600.0
 
 Done = Callable[[StatefulError | None], None]
 
 
 class Written(NamedTuple):
-    """Entries to add to a log, and the `keys` below its prefix of the values that they name."""
+    """An entry to add to a log, and the `keys` below its prefix of the values that it names."""
 
-    entries: Sequence[Struct] = ()
+    entry: Struct
     keys: Sequence[str] = ()
 
 
 class Write(NamedTuple):
-    """Entries that are written together, and that the store keeps for `ttl_s` seconds.
+    """An entry that the store keeps for `ttl_s` seconds.
 
-    `make` writes the values that they name, on a thread of the store; it gets the position of the first entry. It returns None
-    if another engine has that position. If they `stand_alone`, no earlier entry of the session is needed any more.
+    `make` writes the values that it names, on a thread of the store; it gets the entry's position. It returns None if another
+    engine has that position. If it can `stand_alone`, no earlier entry of the session is needed any more.
     """
 
     make: Callable[[int], Written | None]
@@ -48,8 +51,8 @@ class LogPosition:
 
     known: Known = field(default_factory=Known)
     keys: list[str] = field(default_factory=list)  # those that the store has, below its prefix
-    # Committed, but not in the store: first the rest of `unwritten`, then the `unmade` writes.
-    unwritten: Written = field(default_factory=Written)
+    # Committed, but not in the store: first what is `unwritten`, then the `unmade` writes.
+    unwritten: Written | None = None
     unmade: list[Write] = field(default_factory=list)
     doubtful: Doubtful | None = None
     is_lost: bool = False  # nothing more is written: the session goes on elsewhere
@@ -58,7 +61,7 @@ class LogPosition:
     @property
     def is_saved(self) -> bool:
         """True if everything that was committed is in the store."""
-        return self.known.num_entries > 0 and not (self.unwritten.entries or self.unmade)
+        return self.known.num_entries > 0 and not (self.unwritten or self.unmade)
 
     @property
     def can_leave(self) -> bool:
@@ -142,53 +145,45 @@ class Journal(Generic[EntryT]):
         if write.stand_alone:
             position.unmade.clear()
         position.unmade.append(write)
-        ownership, known = self._logs.ownership(session_id), position.known
+        ownership = self._logs.ownership(session_id)
         log = ownership.log
         try:
-            if position.doubtful is not None and not position.unwritten.entries:  # it was undone
+            if position.doubtful is not None and position.unwritten is None:  # it was undone
                 ownership.take_back(position.doubtful)
                 position.doubtful = None
-            while position.unwritten.entries or position.unmade:
+            while position.unwritten or position.unmade:
                 number, unwritten = position.known.num_entries, position.unwritten
-                if not unwritten.entries:
-                    made = position.unmade[0].make(number)
-                    if made is None:
+                if unwritten is None:
+                    unwritten = position.unmade[0].make(number)
+                    if unwritten is None:
                         position.is_lost = True
                         return False
-                    position.unwritten = made
                     del position.unmade[0]
-                    continue
-                position.doubtful = Doubtful(position.known, unwritten.entries[0], write.ttl_s)
-                after = log.append(position.known, unwritten.entries[0], write.ttl_s)
+                    position.unwritten = unwritten
+                position.doubtful = Doubtful(position.known, unwritten.entry, write.ttl_s)
+                after = log.append(position.known, unwritten.entry, write.ttl_s)
                 if after is None:
                     position.is_lost = True
                     return False
-                position.known, position.doubtful = after, None
-                position.keys += [*unwritten.keys, log.key(number)]
-                position.unwritten = Written(unwritten.entries[1:])
+                position.known, position.doubtful, position.unwritten = after, None, None
+                own = [*unwritten.keys, log.key(number)]
+                position.keys += own
         except Exception:  # of a store; it is raised again
             if self._calls.policy == "required":
-                self._undo(ownership, position, known, write)
+                self._undo(ownership, position)
             raise
         if write.stand_alone:
             with contextlib.suppress(StoreError):  # the next time removes what is left
-                _drop(log, position.keys, [*unwritten.keys, log.key(number)])
+                _drop(log, position.keys, own)
         return True
 
-    def _undo(
-        self, ownership: Ownership[EntryT], position: LogPosition, known: Known, write: Write
-    ) -> None:
-        position.unwritten = Written()
+    def _undo(self, ownership: Ownership[EntryT], position: LogPosition) -> None:
+        position.unwritten = None
         position.unmade.clear()
-        with contextlib.suppress(StoreError):
-            # A session whose opening failed is unknown to everybody: its log is removed.
-            if write.creates_session and position.known.num_entries:
-                ownership.log.remove()
-            elif position.doubtful is not None:  # now, or before the next write
+        if position.doubtful is not None:  # now, or before the next write
+            with contextlib.suppress(StoreError):
                 ownership.take_back(position.doubtful)
                 position.doubtful = None
-        # If a part was written, the next write finds it, and the session is read from the store again.
-        position.known = known
 
 
 def _drop(log: SessionLog[EntryT], keys: list[str], own: Sequence[str]) -> None:

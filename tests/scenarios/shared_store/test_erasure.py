@@ -88,8 +88,8 @@ def test_a_closed_session_takes_its_images_and_those_of_no_other(
         first.open(session_id, [noise(1)])
     first.ask(ask("What is it?"))
     assert first.ask(Fork(session_id="s", new_session_id="fork"))["session_id"] == "fork"
-    # An entry for the opening, one for the turn where there is one, and the image.
-    assert [len(left(any_store, name)) for name in ("s", "other", "fork")] == [3, 2, 3]
+    # An entry for the opening, one for the turn where there is one, and the image; a fork is one entry.
+    assert [len(left(any_store, name)) for name in ("s", "other", "fork")] == [3, 2, 2]
     assert first.ask(Close(session_id="s"))["closed"]
     assert left(any_store, "s") == []
     assert any_store.list("blobs") == []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from tests.support.clock import FakeClock
 from tests.support.harness import Harness
 from tests.support.store_engines import FailingStore, ask, code, expire
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.chat import Discard, Recall, Respond, Said
 from ts_stateful.protocol.requests import Close, Continue, Fork, Info, Request, Rewind
+from ts_stateful.store.backends.memory import MemoryStore
 
 SAID = (Said("user", ("One",)),)
 
@@ -120,6 +122,32 @@ def test_a_session_in_use_does_not_idle_while_no_engine_is_there(
     first.open("s")
     second.clock.now += 61
     assert second.ask(ask(), is_retry=True)["turn"] == 1
+
+
+def test_a_turn_in_progress_at_the_end_of_its_session_is_written(model: Model) -> None:
+    """The store still has the turns before it."""
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    harness = Harness(model, store=store)
+    harness.open("s", ttl_s=30.0)
+    request = harness.submit(ask())
+    harness.steps(2)
+    for one in (clock, harness.clock):
+        one.now += 31
+    store.sweep()
+    harness.run()
+    assert harness.last(request)["turn"] == 1
+
+
+def test_a_clock_that_is_ahead_makes_no_session_younger_than_new(
+    first: Harness, second: Harness
+) -> None:
+    """Another machine's clock may be."""
+    first.clock.now += 30
+    first.open("s")
+    found = second.ask(Info(session_id="s"))
+    assert (found["age_s"], found["idle_s"]) == (0, 0)
+    assert second.ask(ask())["turn"] == 1
 
 
 def test_what_is_left_behind_of_a_session_ends_alone(

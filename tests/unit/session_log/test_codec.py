@@ -57,15 +57,16 @@ def test_any_text_and_ids_come_back(text: str, ids: list[int]) -> None:
 def test_the_form_at_rest_is_as_it_is_written_down() -> None:
     """Msgpack of a version, a checksum, the entry, and the digest of what is before it, in that order."""
     raw = msgspec.msgpack.encode({"kind": "closed", "at": 3.0})
-    assert CODEC.encode(CLOSED) == linked(3, raw, b"")
-    assert CODEC.encode(CLOSED, b"d" * 32) == linked(3, raw, b"d" * 32)
+    assert CODEC.encode(CLOSED) == linked(4, raw, b"")
+    assert CODEC.encode(CLOSED, b"d" * 32) == linked(4, raw, b"d" * 32)
     assert CODEC.decode_linked(CODEC.encode(CLOSED, b"d" * 32)) == (CLOSED, b"d" * 32)
 
 
-def test_version_2_is_read() -> None:
-    """It had no link."""
+def test_versions_2_and_3_are_read() -> None:
+    """Version 2 had no link."""
     raw = msgspec.msgpack.encode({"kind": "closed", "at": 3.0})
     assert CODEC.decode_linked(at_rest(2, raw)) == (CLOSED, None)
+    assert CODEC.decode_linked(linked(3, raw, b"d" * 32)) == (CLOSED, b"d" * 32)
 
 
 @pytest.mark.parametrize("previous", [b"", b"d" * 32])
@@ -95,7 +96,7 @@ def test_every_truncation_is_found() -> None:
     [
         *(b"\x80\x04.", b"null", b"[]", b"{}", b'{"version":true}', b"\xff", b"", b"\x90"),
         *(b"\x91" * 100_000, b'{"a":' + b"[" * 100_000, at_rest(VERSION, b"\x91" * 100_000)),
-        *(at_rest(version, b"\x80") for version in (0, 1, True, None, "2", 3)),
+        *(at_rest(version, b"\x80") for version in (0, 1, True, None, "2", 3, 4)),
         msgspec.msgpack.encode((3, b"", b"\x80", b"", b"")),
         old_json('{"kind":"closed","at":3.0}', version=2),
     ],
@@ -121,7 +122,7 @@ def test_an_array_of_many_parts_is_refused_before_they_are_made() -> None:
 def test_a_newer_version_is_refused() -> None:
     """The error names both versions and what to do, whatever the form of the newer one."""
     for data in (at_rest(VERSION + 1, b"\x80"), msgspec.msgpack.encode((VERSION + 1, "other"))):
-        with pytest.raises(StoreCorrupt, match=r"has version 4, .* up to 3: update this server"):
+        with pytest.raises(StoreCorrupt, match=r"has version 5, .* up to 4: update this server"):
             CODEC.decode(data)
 
 

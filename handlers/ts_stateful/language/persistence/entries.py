@@ -1,16 +1,16 @@
 """The log entries of sessions of language models.
 
-A log is one `OpenedEntry`, then turns, rewinds and discarded notes, and at last perhaps a `ClosedEntry`. Times are seconds of
-Unix time.
-`writer` is a random id of the engine that wrote the entry, `origin` the id of the request, which identifies a repeated one.
+A log is one `OpenedEntry`, then turns, rewinds and discarded notes, and at last perhaps a `ClosedEntry`. What happens at once
+is one `GroupEntry`. Times are seconds of Unix time. `writer` is a random id of the engine that wrote the entry, `origin` the id
+of the request, which identifies a repeated one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
 from ts_stateful.protocol.answers import Timing, Usage
 from ts_stateful.protocol.chat import Parsing
@@ -23,15 +23,19 @@ from ts_stateful.store.base import Store, StoreCorrupt
 
 __all__ = [
     "DiscardedEntry",
+    "GroupEntry",
     "History",
     "ImageRef",
     "LogEntry",
     "OpenedEntry",
+    "Part",
     "RewoundEntry",
     "TurnEntry",
     "check_fingerprint",
     "history",
     "session_logs",
+    "time_of",
+    "ungrouped",
     "without_text",
 ]
 
@@ -107,6 +111,15 @@ class DiscardedEntry(Struct, frozen=True, tag="discarded", tag_field="kind", omi
     writer: str = ""
 
 
+Part = OpenedEntry | TurnEntry | RewoundEntry | DiscardedEntry
+
+
+class GroupEntry(Struct, frozen=True, tag="group", tag_field="kind", omit_defaults=True):
+    """Several entries that are written at once: a fork is never seen without its turns."""
+
+    entries: Annotated[tuple[Part, ...], Meta(min_length=1)]
+
+
 # See `without_text`.
 _WITHOUT: dict[str, Any] = {
     "prompt_ids": (),
@@ -120,7 +133,7 @@ _WITHOUT: dict[str, Any] = {
     "has_text": False,
 }
 
-LogEntry = OpenedEntry | TurnEntry | RewoundEntry | DiscardedEntry | ClosedEntry
+LogEntry = Part | GroupEntry | ClosedEntry
 
 _CODEC: Codec[LogEntry] = Codec(LogEntry)
 
@@ -137,7 +150,16 @@ def session_logs(store: Store) -> SessionLogs[LogEntry]:
     return SessionLogs(store, _CODEC, "sessions", "adopted", "ended", "kv")
 
 
-def without_text(entry: LogEntry) -> LogEntry:
+def time_of(entry: LogEntry) -> float:
+    """Return the time of an entry, of a group its last one's."""
+    if isinstance(entry, GroupEntry):
+        return time_of(entry.entries[-1])
+    if isinstance(entry, OpenedEntry):
+        return entry.created_at
+    return entry.committed_at if isinstance(entry, TurnEntry) else entry.at
+
+
+def without_text(entry: Part) -> Part:
     """Return the entry without text and token ids: times, turns, usage and ids of requests are left."""
     if isinstance(entry, OpenedEntry):
         return structs.replace(entry, has_text=False, metadata={}, token_ids=(), messages=())
@@ -160,13 +182,22 @@ def check_fingerprint(opened: OpenedEntry, own: Mapping[str, str]) -> None:
         )
 
 
+def ungrouped(entries: Iterable[LogEntry]) -> Iterator[Part | ClosedEntry]:
+    """Return the entries in their order, those of groups too."""
+    for entry in entries:
+        if isinstance(entry, GroupEntry):
+            yield from entry.entries
+        else:
+            yield entry
+
+
 def history(entries: Sequence[LogEntry]) -> History:
     """Return the meaning of all entries of an open session's log, of which there is at least one.
 
     Raises:
         StoreCorrupt: an entry does not follow from the one before it.
     """
-    opened, *others = entries
+    opened, *others = ungrouped(entries)
     if not isinstance(opened, OpenedEntry):
         raise _damaged("it does not begin with an opening")
     turns: list[TurnEntry] = []

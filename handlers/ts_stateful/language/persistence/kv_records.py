@@ -29,7 +29,7 @@ from torch import Tensor
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.kv.cache import KVCache, Snapshot
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.persistence.entries import OpenedEntry, session_logs
+from ts_stateful.language.persistence.entries import OpenedEntry, session_logs, ungrouped
 from ts_stateful.store.base import Store, StoreCorrupt
 
 __all__ = ["ReadKV", "StoredKV", "Transcript"]
@@ -185,7 +185,7 @@ class StoredKV:
         """Return True if the store has the log of this session, not of a later one of its id."""
         logs = session_logs(self._store)
         data = self._store.get(logs.log(transcript.session_id).key(0))
-        opened = None if data is None else logs.codec.decode(data)
+        opened = None if data is None else next(ungrouped([logs.codec.decode(data)]))
         return isinstance(opened, OpenedEntry) and opened.origin == transcript.origin
 
     def _pieces(self, session_id: str) -> list[_KVPiece]:

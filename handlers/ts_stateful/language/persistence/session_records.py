@@ -18,14 +18,17 @@ from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.entries import (
     DiscardedEntry,
+    GroupEntry,
     ImageRef,
     LogEntry,
     OpenedEntry,
+    Part,
     RewoundEntry,
     TurnEntry,
     check_fingerprint,
     history,
     session_logs,
+    time_of,
     without_text,
 )
 from ts_stateful.language.persistence.image_records import (
@@ -34,7 +37,7 @@ from ts_stateful.language.persistence.image_records import (
     save_image,
 )
 from ts_stateful.protocol.errors import SessionExpired, SessionNotFound
-from ts_stateful.session_log.journal import LogPosition, Write, Written
+from ts_stateful.session_log.journal import GRACE_S, LogPosition, Write, Written
 from ts_stateful.session_log.log import Log
 from ts_stateful.session_log.ownership import ClosedEntry
 from ts_stateful.sessions.session import Delta, Session, Turn
@@ -43,7 +46,7 @@ from ts_stateful.store.base import Store
 
 __all__ = ["RecordSettings", "SessionRecords"]
 
-_Part = tuple[LogEntry, list[MediaInput]]
+_Recorded = tuple[Part, list[MediaInput]]
 
 
 class RecordSettings(NamedTuple):
@@ -90,7 +93,7 @@ class SessionRecords:
         past: Past | None = None,
     ) -> Write:
         """Record a committed turn with its new images; the session first goes back to `past`."""
-        parts: list[_Part] = [(self._opened(session), [])] if creates_session else []
+        parts: list[_Recorded] = [(self._opened(session), [])] if creates_session else []
         if past is not None:
             blank = past.opening is not session.state.opening
             parts.append((self._rewound(turn.number - 1, blank=blank), []))
@@ -103,7 +106,7 @@ class SessionRecords:
     def discarded(self, session: Session[Context], turn: int, to_turn: int) -> Write:
         """Record that a turn lost its note, and that the session goes back."""
         entry = DiscardedEntry(turn, self.clock.unix(), self._writer)
-        parts: list[_Part] = [(entry, [])]
+        parts: list[_Recorded] = [(entry, [])]
         if to_turn < len(session.turns):
             parts.append((self._rewound(to_turn), []))
         return self._write(session, parts)
@@ -112,7 +115,7 @@ class SessionRecords:
         """Record a session that was made from another one."""
         images = iter(session.state.images)
         first = list(islice(images, session.state.opening.num_images))
-        parts: list[_Part] = [(self._opened(session), first)]
+        parts: list[_Recorded] = [(self._opened(session), first)]
         for turn in session.turns:
             parts.append((self._turn(turn), list(islice(images, turn.delta.num_images))))
         return self._write(session, parts)
@@ -148,10 +151,10 @@ class SessionRecords:
         session = Session(
             session_id=session_id,
             state=context,
-            opened_at=engine_time(opened.created_at),
+            opened_at=min(now, engine_time(opened.created_at)),  # other machines have other clocks
             expires_at=engine_time(opened.expires_at),
             idle_s=self._idle_s,
-            last_used=now if in_use else engine_time(_time_of(entries[-1])),
+            last_used=now if in_use else min(now, engine_time(time_of(entries[-1]))),
             metadata=opened.metadata,
             origin=opened.origin,
         )
@@ -217,7 +220,7 @@ class SessionRecords:
             writer=self._writer,
         )
 
-    def _write(self, session: Session[Context], parts: Sequence[_Part]) -> Write:
+    def _write(self, session: Session[Context], parts: Sequence[_Recorded]) -> Write:
         if self._content == "none":
             parts = [(without_text(entry), []) for entry, _ in parts]
         # The engine may replace an image's tensors before they are written, but not these references.
@@ -230,18 +233,18 @@ class SessionRecords:
     def _entries(
         self,
         session: Session[Context],
-        parts: Sequence[_Part],
+        parts: Sequence[_Recorded],
         tensors: Sequence[Sequence[Mapping[str, torch.Tensor]]],
         ttl_s: float,
         position: int,
     ) -> Written | None:
-        """Write the images, and return the entries with references to them. For a thread of the store."""
+        """Write the images, and return the entries as one, with references to them. For a thread of the store."""
         log, keys = self.logs.log(session.session_id), []
         writes_images = self._content == "all" and any(tensors)
         # The images of a session that is being removed would go with it.
         if writes_images and position == 0 and self._store.get(log.key(0)) is not None:
             return None
-        entries = []
+        entries: list[Part] = []
         for (entry, images), made in zip(parts, tensors, strict=True):
             refs = []
             for image, of in zip(images, made, strict=True):
@@ -249,7 +252,7 @@ class SessionRecords:
                 keys += [f"{log.prefix}/{digest}"] if digest else []
                 refs.append(ImageRef(embeddings=digest, key=image.key, num_tokens=len(image.ids)))
             entries.append(structs.replace(entry, images=tuple(refs)) if refs else entry)
-        return Written(entries, keys)
+        return Written(entries[0] if len(entries) == 1 else GroupEntry(tuple(entries)), keys)
 
     def _images(self, session_id: str, refs: Sequence[ImageRef]) -> list[MediaInput]:
         log, images = self.logs.log(session_id), []
@@ -262,7 +265,7 @@ class SessionRecords:
         return images
 
     def _ttl_s(self, session: Session[Context]) -> float:
-        return max(1.0, session.expires_at - self.clock.monotonic())
+        return max(0.0, session.expires_at - self.clock.monotonic()) + GRACE_S
 
 
 def _opening(opened: OpenedEntry) -> Delta:
@@ -291,9 +294,3 @@ def _turn_of(entry: TurnEntry) -> Turn:
         note=entry.note,
         copied=entry.copied,
     )
-
-
-def _time_of(entry: LogEntry) -> float:
-    if isinstance(entry, OpenedEntry):
-        return entry.created_at
-    return entry.committed_at if isinstance(entry, TurnEntry) else entry.at

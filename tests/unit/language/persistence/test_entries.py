@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ts_stateful.language.persistence.entries import (
+    GroupEntry,
     History,
     ImageRef,
     LogEntry,
@@ -17,6 +18,7 @@ from ts_stateful.language.persistence.entries import (
     check_fingerprint,
     history,
     session_logs,
+    time_of,
 )
 from ts_stateful.protocol.answers import Timing, TokenDetails, Usage
 from ts_stateful.protocol.chat import Parsing, Tool
@@ -66,6 +68,7 @@ ENTRIES: list[LogEntry] = [
     OPENED,
     turn(1),
     RewoundEntry(to_turn=0, at=2.0, writer="w"),
+    GroupEntry((RewoundEntry(to_turn=0, at=2.0), turn(1))),
     ClosedEntry(at=3.0),
 ]
 
@@ -106,6 +109,14 @@ def test_a_log_means_its_turns() -> None:
     assert history([OPENED, turn(1), RewoundEntry(0, at=5.0)]).turns == ()
 
 
+def test_a_group_means_its_entries() -> None:
+    """In their order; its time is that of the last one."""
+    group = GroupEntry((OPENED, turn(1)))
+    assert history([group, turn(2)]) == History(OPENED, (turn(1), turn(2)))
+    assert history([group, GroupEntry((RewoundEntry(0, at=5.0), turn(1)))]).turns == (turn(1),)
+    assert time_of(group) == turn(1).committed_at
+
+
 @pytest.mark.parametrize(
     "log",
     [
@@ -129,5 +140,5 @@ def test_entries_that_do_not_follow_are_no_log(log: list[LogEntry]) -> None:
 def test_every_field_is_written_down(repository: Path) -> None:
     """docs/store.md names each field of each entry."""
     text = (repository / "docs" / "store.md").read_text()
-    for kind in (OpenedEntry, TurnEntry, RewoundEntry, ClosedEntry, ImageRef):
+    for kind in (OpenedEntry, TurnEntry, RewoundEntry, GroupEntry, ClosedEntry, ImageRef):
         assert [f for f in kind.__struct_fields__ if f"`{f}`" not in text] == []

@@ -22,6 +22,7 @@ from tests.support.spilling import (
 from tests.support.tiny import MODELS, MORE_MODELS
 from ts_stateful.language.persistence.kv_records import Transcript
 from ts_stateful.protocol.requests import Close, Fork, Image, Prompt, Rewind
+from ts_stateful.sessions.session import Residency
 
 RECURRENT = {name: MORE_MODELS[name] for name in ("falcon_h1", "jamba", "lfm2", "mamba")}
 
@@ -94,7 +95,7 @@ def test_states_of_a_session_that_another_server_erased_are_not_written(store: L
     crowd(first)
     assert pieces(store, "a")
     assert not pieces(store, "s")
-    assert residency(first, "s") == "record"
+    assert first.engine.table.get("s").state.residency is Residency.RECORD
     assert ask(first, "s", "And now?")["error"]["code"] == "session_moved"
     assert ask(first, "s", "And now?")["error"]["code"] == "session_closed"
 
