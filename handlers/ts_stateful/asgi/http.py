@@ -25,7 +25,6 @@ from ts_stateful.asgi.request_headers import http_headers
 from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder
 from ts_stateful.frontend.dialects.served_model import UnknownPath, split_deployment
 from ts_stateful.frontend.intake import MAX_HELLO_BYTES, Arrival
-from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.pending_response import Response
 from ts_stateful.principals.authenticator import Call
 from ts_stateful.protocol.answers import encode
@@ -100,11 +99,11 @@ class Predictions:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
         pairs = Headers(scope=scope).items()
-        known, call, name = Correlation.of(pairs), Call(tuple(pairs)), place.model
+        call, name = Call(tuple(pairs)), place.model
         parts: dict[str, bytes] = {}
         refusal: StatefulError | None = None
         try:
-            model = await self.models.find(name, place.version)
+            model = await self._default(place)
             _check_method(scope, place.path)
             refusal = self.models.refusal_of(call, name)
             most = MAX_HELLO_BYTES if refusal else None
@@ -118,17 +117,21 @@ class Predictions:
             pass
         except StatefulError as error:
             self.models.count_refusal(error, name)
-            await _refuse(send, error, self._refusal(error, place.path), known)
+            await _refuse(send, error, self._refusal(error, place.path))
             return
         headers = http_headers(
             pairs, place.path, model.names, method=scope["method"], infers=self._infers
         )
-        arrival = Arrival(parts, headers, call, known, refusal)
+        arrival = Arrival(parts, headers, call, scope["correlation"], refusal)
         if refusal is None:
-            await self._serve(model, arrival, known, receive, send)
+            await self._serve(model, arrival, receive, send)
         else:
             async with leave_unread(receive, send) as (receive, send):
-                await self._serve(model, arrival, known, receive, send)
+                await self._serve(model, arrival, receive, send)
+
+    async def _default(self, place: Place) -> ModelFront:
+        """Return the model of a path. Raises as `Models.find` does."""
+        return await self.models.find(place.model, place.version)
 
     async def _named(self, model: ModelFront, parts: dict[str, bytes], path: str) -> ModelFront:
         """Return the model that is named where a model's own path is not."""
@@ -142,9 +145,9 @@ class Predictions:
         return OpenAiResponder().refusal(error) if is_openai else encode(error.to_body())
 
     async def _serve(
-        self, model: ModelFront, arrival: Arrival, known: Correlation, receive: Receive, send: Send
+        self, model: ModelFront, arrival: Arrival, receive: Receive, send: Send
     ) -> None:
-        writer = asyncio.ensure_future(self._write(self._exchange(model, arrival), known, send))
+        writer = asyncio.ensure_future(self._write(self._exchange(model, arrival), send))
         watcher = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
@@ -153,11 +156,10 @@ class Predictions:
                 task.cancel()
             outcome, _ = await asyncio.gather(writer, watcher, return_exceptions=True)
         if isinstance(outcome, Exception):
-            defect(outcome, f"the answer to request {known.request_id}")
+            assert arrival.known is not None
+            defect(outcome, f"the answer to request {arrival.known.request_id}")
 
-    async def _write(
-        self, responses: AsyncGenerator[Response, None], known: Correlation, send: Send
-    ) -> None:
+    async def _write(self, responses: AsyncGenerator[Response, None], send: Send) -> None:
         """Write an answer; a client that does not read it for too long counts as disconnected: the task is cancelled.
 
         Before Python 3.12 `wait_for` can swallow a cancellation, and the turn would go on without its client.
@@ -172,7 +174,7 @@ class Predictions:
                 patience = loop.call_later(self._write_s, task.cancel)
                 try:
                     if is_first:  # it waits until earlier answers on the connection are read
-                        await send(_start(response, known))
+                        await send(_start(response))
                         is_first = False
                     await send(message)
                 finally:
@@ -184,6 +186,9 @@ class OpenAiRoot(Predictions):
 
     A request without a body names what only one of them has: a response, or a conversation. The list of models has them all.
     """
+
+    async def _default(self, place: Place) -> ModelFront:
+        return await self.models.find(self.models.of_openai[0].name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to the path after `/`."""
@@ -199,11 +204,12 @@ class OpenAiRoot(Predictions):
         return model
 
     def _exchange(self, model: ModelFront, arrival: Arrival) -> AsyncGenerator[Response, None]:
-        if arrival.data.get("body") or len(self.models) == 1:
+        models = self.models.of_openai
+        if arrival.data.get("body") or len(models) == 1:
             return exchange(model, arrival)
         if arrival.headers.path.strip("/") == "v1/models":
-            return joined_lists([exchange(each, arrival) for each in self.models])
-        return _first_found(list(self.models), arrival)
+            return joined_lists([exchange(each, arrival) for each in models])
+        return _first_found(models, arrival)
 
 
 async def joined_lists(
@@ -239,14 +245,14 @@ class _Named(msgspec.Struct):
     model: str | None = None
 
 
-async def _refuse(send: Send, error: StatefulError, body: bytes, known: Correlation) -> None:
+async def _refuse(send: Send, error: StatefulError, body: bytes) -> None:
     """Answer with an error, whose document is `body`."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, WrongMethod):
         headers["Allow"] = error.allowed
-    await send(_start(Response(body, status=error.status, headers=headers), known))
+    await send(_start(Response(body, status=error.status, headers=headers)))
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
@@ -280,7 +286,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _start(response: Response, known: Correlation) -> dict[str, object]:
+def _start(response: Response) -> dict[str, object]:
     headers: _Pairs = [(b"content-type", response.content_type.encode() or _JSON)]
     if response.more is None:
         headers.append((b"content-length", b"%d" % len(response.body)))
@@ -288,8 +294,4 @@ def _start(response: Response, known: Correlation) -> dict[str, object]:
         (name.encode("latin-1"), value.encode("latin-1"))
         for name, value in response.headers.items()
     ]
-    return {
-        "type": "http.response.start",
-        "status": response.status,
-        "headers": headers + known.pairs(),
-    }
+    return {"type": "http.response.start", "status": response.status, "headers": headers}

@@ -90,8 +90,15 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._begin()
 
     def on_headers_complete(self) -> None:
-        """Stop the time. Clients of HTTP/1.0 read no chunks, so their answers end with the connection."""
+        """Stop the time. Clients of HTTP/1.0 read no chunks, so their answers end with the connection.
+
+        Raises:
+            ValueError: they came at once, and are too long; the parser closes the connection.
+        """
         self._end()
+        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if num_bytes > _MAX_HEADER_BYTES:
+            raise ValueError("the headers are too long")
         super().on_headers_complete()
         cycle: Any = self.cycle
         if cycle is not None and self.scope["http_version"] == "1.0":

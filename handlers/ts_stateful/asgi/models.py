@@ -22,6 +22,9 @@ class Models:
 
     def __init__(self, models: Sequence[ModelFront]) -> None:
         self._models = {model.name: model for model in models}
+        # Those that paths of OpenAI's API reach; a model with recurrent state refuses them, if there is nothing else.
+        language = [model for model in models if model.config.state is None]
+        self.of_openai = language or list(models)
         self.is_draining = self._is_stopping = False
         self.metrics: FrontMetrics | None = None
 

@@ -46,7 +46,7 @@ class ResponseSockets:
 
     async def serve(self, socket: WebSocket) -> None:
         """Serve one connection."""
-        model = await accepted(socket, self._models)
+        model = await accepted(socket, self._models, self._models.of_openai[0].name)
         if model is not None:
             await _ResponseConnection(self._models, model, socket).run()
 

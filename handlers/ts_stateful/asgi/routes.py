@@ -8,8 +8,10 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.health import Health
@@ -18,21 +20,25 @@ from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.open_inference.http import infer_routes
 from ts_stateful.asgi.response_socket import ResponseSockets
 from ts_stateful.asgi.websocket import Sessions
+from ts_stateful.frontend.dialects.served_model import UnknownPath
+from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.pending_response import IGNORED
 
 __all__ = ["make_app", "make_management_app", "make_metrics_app"]
 
 _PROBES = "/livez, /readyz, /ping and /models"
+_KNOWN = (b"x-request-id", b"traceparent")
 
 
 def make_app(models: Models, bodies: BodyReader) -> Starlette:
     """Return the application of the public port."""
     health, sessions, responses = Health(models), Sessions(models), ResponseSockets(models)
     predictions, openai = Predictions(models, bodies), OpenAiRoot(models, bodies)
+    base = "" if models.of_openai[0].config.state else "/v1 (the base URL of OpenAI's clients), "
     return Starlette(
-        middleware=_cross_origin(models),
+        middleware=[Middleware(_Correlated), *_cross_origin(models)],
         exception_handlers=refuse_other_paths(
-            f"/predictions/{next(iter(models)).name}, /v1 (the base URL of OpenAI's clients), /v2, /invocations, {_PROBES}"
+            f"/predictions/{next(iter(models)).name}, {base}/v2, /invocations, {_PROBES}"
         ),
         routes=[
             *_health(health),
@@ -49,13 +55,18 @@ def make_app(models: Models, bodies: BodyReader) -> Starlette:
             WebSocketRoute("/v1/sessions", sessions.serve),
             WebSocketRoute("/v1/sessions/{model}", sessions.serve),
             WebSocketRoute("/invocations-bidirectional-stream", sessions.serve),
+            WebSocketRoute("/{path:path}", _refuse_socket),
         ],
     )
 
 
 def make_management_app(models: Models) -> Starlette:
     """Return the application of the management port, which clients do not reach."""
-    return Starlette(routes=_health(Health(models)), exception_handlers=refuse_other_paths(_PROBES))
+    return Starlette(
+        middleware=[Middleware(_Correlated)],
+        routes=_health(Health(models)),
+        exception_handlers=refuse_other_paths(_PROBES),
+    )
 
 
 def make_metrics_app(registry: CollectorRegistry) -> Starlette:
@@ -67,6 +78,32 @@ def make_metrics_app(registry: CollectorRegistry) -> Starlette:
     return Starlette(
         routes=[Route("/metrics", metrics)], exception_handlers=refuse_other_paths("/metrics")
     )
+
+
+class _Correlated:
+    """A layer that gives each answer the names of its request, which it puts into the scope as `correlation`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pairs = [pair for pair in scope.get("headers", ()) if pair[0] in _KNOWN]
+        known = Correlation.of((name.decode(), value.decode("latin-1")) for name, value in pairs)
+        scope["correlation"] = known
+
+        async def send_named(message: Message) -> None:
+            if message["type"].endswith("http.response.start"):  # also that of a WebSocket
+                message["headers"] = [*message["headers"], *known.pairs()]
+            await send(message)
+
+        await self._app(scope, receive, send_named)
+
+
+async def _refuse_socket(socket: WebSocket) -> None:
+    error = UnknownPath(
+        f"no WebSocket is at {socket.url.path[:64]}; this port has /v1/sessions and /v1/responses"
+    )
+    await socket.send_denial_response(JSONResponse(error.to_body(), error.status))
 
 
 def _cross_origin(models: Models) -> list[Middleware]:

@@ -47,10 +47,15 @@ class Sessions:
             await _Connection(self._models, model, socket).run()
 
 
-async def accepted(socket: WebSocket, models: Models) -> ModelFront | None:
-    """Accept a connection; return the model that its path names. It is closed, with the reason, if there is none."""
+async def accepted(
+    socket: WebSocket, models: Models, default: str | None = None
+) -> ModelFront | None:
+    """Accept a connection; return the model that its path names, or `default`.
+
+    The connection is closed, with the reason, if there is none.
+    """
     try:
-        model = await models.find(socket.path_params.get("model"))
+        model = await models.find(socket.path_params.get("model", default))
     except StatefulError as error:
         models.count_refusal(error, socket.path_params.get("model"))
         await socket.accept()

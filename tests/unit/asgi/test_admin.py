@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from ts_stateful.asgi.admin import TokenGuard, make_admin_app
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
+from ts_stateful.config.schema import load_config
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
 from ts_stateful.protocol.answers import Closed, SessionInfo, encode
 from ts_stateful.protocol.errors import EngineUnavailable, StatefulError, StoreFailed
@@ -57,6 +58,7 @@ class PlayedModel:
     """A model; `closed` are the sessions that were closed, `unwilling` those that cannot be."""
 
     version, is_ready = "1.0", True
+    config = load_config({})
 
     def __init__(self, name: str, *outcomes: Outcome | None) -> None:
         self.name = name

@@ -10,15 +10,24 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
+from tests.support.fake_dispatcher import refused
 from tests.support.fake_front import FakeFront, client_of
 from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.http import Predictions, joined_lists
 from ts_stateful.asgi.models import Models
+from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.pending_response import Response
+from ts_stateful.protocol.events import Event, Submit
 
 PATIENCE_S = 20.0
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+COUNTER = {
+    "model": "m.py:M",
+    "inputs": [{"name": "x", "datatype": "INT64", "shape": [1]}],
+    "outputs": [{"name": "y"}],
+    "states": [{"name": "h"}],
+}
 
 
 class Endless(Predictions):
@@ -50,10 +59,7 @@ async def pause(num_turns: int) -> None:
 
 async def served(front: Endless, receive: Any, send: Any) -> bool:
     """Serve one answer; return True if it ended."""
-    known: Any = type("Known", (), {"request_id": "r", "pairs": lambda self: []})()
-    task = asyncio.ensure_future(
-        front._serve(cast("Any", None), cast("Any", None), known, receive, send)
-    )
+    task = asyncio.ensure_future(front._serve(cast("Any", None), cast("Any", None), receive, send))
     done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
     return bool(done)
 
@@ -198,6 +204,7 @@ def test_a_body_that_does_not_come_is_openais_error() -> None:
 
         scope: Any = {"type": "http", "method": "POST", "path": "/", "query_string": b""}
         scope |= {"headers": [], "path_params": {"model": "chat", "rest": rest}}
+        scope["correlation"] = Correlation("r")
         predictions = Predictions(Models([cast("Any", front)]), BodyReader(1000, 0.0))
         await predictions(scope, receive, send)
         return sent
@@ -221,3 +228,20 @@ def test_an_unknown_model_is_openais_error(path: str) -> None:
     assert "this server has chat, other" in error["message"]
     version = client.post("/predictions/chat/2.0/v1/chat/completions", json=CHAT).json()["error"]
     assert (version["type"], version["param"]) == ("invalid_request_error", "version")
+
+
+@pytest.mark.parametrize("path", ["responses/resp_a_1", "conversations/conv_a", "models/nope"])
+@pytest.mark.parametrize("order", [("chat", "counter"), ("counter", "chat")])
+def test_a_recurrent_model_has_no_part_in_openais_paths(order: tuple[str, str], path: str) -> None:
+    """A missing response is missing, and a chat without a model reaches a language model."""
+    documents: dict[str, Any] = {"chat": {}, "counter": {"handler": COUNTER}}
+
+    def missing(message: Submit) -> list[Event]:
+        return [refused(message.request_id, 404)]
+
+    fronts = {name: FakeFront(name, document, missing) for name, document in documents.items()}
+    with client_of(*(fronts[name] for name in order)) as client:
+        assert client.get(f"/v1/{path}").json()["error"]["code"] != "unknown_url"
+        client.post("/v1/chat/completions", json={"messages": CHAT["messages"]})
+    assert fronts["chat"].dispatcher.submitted
+    assert not fronts["counter"].dispatcher.submitted

@@ -67,6 +67,15 @@ def test_what_is_no_body_is_bounded(beginning: bytes) -> None:
     assert asyncio.run(answer_to(beginning, *[FILLER] * 200)) == b""
 
 
+@pytest.mark.parametrize(("num_fillers", "status"), [(60, b"200"), (70, b"400")])
+def test_headers_that_come_at_once_are_bounded(num_fillers: int, status: bytes) -> None:
+    """A body that comes with them is none of it."""
+    length = b"Connection: close\r\nContent-Length: 70000\r\n"
+    head = b"POST / HTTP/1.1\r\n" + length + FILLER * num_fillers + b"\r\n"
+    answer = asyncio.run(answer_to(head + b"y" * 70_000))
+    assert answer.startswith(b"HTTP/1.1 " + status) or (status == b"400" and answer == b"")
+
+
 def test_a_long_body_in_small_parts_is_none_of_it() -> None:
     """Marks between the parts may be more than headers may be."""
     part = b"1;a=b\r\na\r\n" * 1000

@@ -16,6 +16,7 @@ from ts_stateful.asgi import response_socket
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.response_socket import ResponseSockets
+from ts_stateful.config.schema import load_config
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.pending_response import Response
 
@@ -24,6 +25,7 @@ class PlayedModel:
     """A model that opens a session for each response; `closed` are those that were closed."""
 
     name, version, names, is_ready = "chat", "1.0", NAMES, True
+    config = load_config({})
 
     def __init__(self) -> None:
         self.num_opened = 0

@@ -7,24 +7,16 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.testclient import TestClient
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from tests.support.fake_front import FakeFront, client_of
 from tests.unit.asgi.test_admin import PlayedModel
 from ts_stateful.asgi.admin import make_admin_app
 from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.routes import make_app, make_management_app, make_metrics_app
 
-PAGES: Any = {"allowed_origins": ()}
-
-
-class ServedModel(PlayedModel):
-    """A model that no page of the web may use."""
-
-    config = type("Config", (), {"engine": type("Engine", (), PAGES)})
-
-
-MODELS = Models(cast("Any", [ServedModel("chat")]))
+MODELS = Models(cast("Any", [PlayedModel("chat")]))
 
 
 @pytest.mark.parametrize(
@@ -64,3 +56,50 @@ def test_a_wrong_method_names_those_that_a_path_takes(
     assert answer.status_code == answer.json()["error"]["status"] == 405
     assert allowed <= set(answer.headers["allow"].split(", "))
     assert f"{path} does not take {method};" in answer.json()["error"]["message"]
+
+
+def test_a_server_without_conversations_does_not_name_openais_path() -> None:
+    """No model of it has that API."""
+    tensor = {"name": "x", "datatype": "INT64", "shape": [1]}
+    handler = {"inputs": [tensor], "outputs": [{"name": "y"}], "states": [{"name": "h"}]}
+    front = FakeFront("counter", {"handler": {"model": "m.py:M", **handler}})
+    message = client_of(front).get("/nope").json()["error"]["message"]
+    assert "/predictions/counter, /v2" in message
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nope", 404),
+        ("GET", "/livez", 200),
+        ("POST", "/livez", 405),
+        ("GET", "/models", 200),
+        ("GET", "/v2/health/ready", 200),
+        ("GET", "/v2/models/nope", 404),
+        ("GET", "/v2/models/chat/infer", 405),
+        ("DELETE", "/predictions/chat", 405),
+        ("POST", "/predictions/nope", 404),
+        ("POST", "/predictions/chat", 200),
+    ],
+)
+def test_every_answer_has_the_names_of_its_request(method: str, path: str, status: int) -> None:
+    """Once, whatever has answered."""
+    known = {"x-request-id": "mine", "traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+    body = b'{"prompt": "hi"}'
+    answer = client_of(FakeFront()).request(method, path, headers=known, content=body)
+    assert answer.status_code == status
+    assert {name: answer.headers.get_list(name) for name in known} == {
+        name: [value] for name, value in known.items()
+    }
+
+
+@pytest.mark.parametrize("path", ["/v1/nope", "/predictions/chat"])
+def test_a_socket_at_another_path_is_an_unknown_url(path: str) -> None:
+    """As for a request; a bare refusal would look like one of rights."""
+    with (
+        pytest.raises(WebSocketDenialResponse) as denied,
+        client_of(FakeFront()).websocket_connect(path),
+    ):
+        pass
+    assert (denied.value.status_code, denied.value.json()["error"]["code"]) == (404, "unknown_url")
+    assert len(denied.value.headers.get_list("x-request-id")) == 1
