@@ -58,6 +58,7 @@ def http_headers(
         origin=next((value for name, value in pairs if name == "origin"), None),
         infers=infers,
         header_length=next((value for name, value in pairs if name == _HEADER_LENGTH), None),
+        id_name=names.id,
     )
 
 

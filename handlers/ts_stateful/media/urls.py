@@ -72,7 +72,10 @@ def parse_object_url(url: str, field: str) -> Object:
     """
     match = _OBJECT.fullmatch(url)
     if match is None or not _BUCKET.fullmatch(match[1]):
-        raise MediaInvalid("the URL is not of the form s3://bucket/key", field=field)
+        raise MediaInvalid(
+            "the URL is not of the form s3://bucket/key, with a bucket of 3 to 63 characters of a-z 0-9 . -",
+            field=field,
+        )
     key = match[2]
     # Libraries may read `..` as a way into another bucket.
     if _NO_CHAR.search(key) or {".", ".."} & set(key.split("/")):

@@ -293,7 +293,8 @@ def parse_request(document: dict[str, Any]) -> Request:
 def _refuse_non_finite(document: dict[str, Any]) -> None:
     # JSON allows 1e400, which becomes an infinite float. In metadata it would be lost later.
     metadata = document.get("metadata")
-    nested = metadata.values() if isinstance(metadata, dict) else ()
-    for field, value in (*document.items(), *(("metadata[...]", value) for value in nested)):
+    nested = metadata.items() if isinstance(metadata, dict) else ()
+    named = ((f"metadata.{key}"[:128], value) for key, value in nested)
+    for field, value in (*document.items(), *named):
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidRequest("must be a finite number", field=field)

@@ -80,17 +80,15 @@ def resolve_session_id(
 ) -> str | None:
     """Return the session id of a request, or None for a new session (absent, empty or `NEW_SESSION`).
 
-    `field` is the field of the body that held `body`.
+    `field` is the field of the body that held `body`. The id of the header is one that was checked.
 
     Raises:
-        InvalidRequest: an id has a wrong form.
+        InvalidRequest: the id of the body has a wrong form.
         SessionIdMismatch: header and body name different sessions.
     """
-    ids = []
-    for value, name in ((header, "session header"), (body, field)):
-        if value is None or value == "" or value == NEW_SESSION:
-            continue
-        ids.append(check_session_id(value, name))
+    ids = [value for value in (header, body) if value and value != NEW_SESSION]
+    if body in ids:
+        check_session_id(body, field)
     if len(set(ids)) > 1:
         raise SessionIdMismatch(
             f"the session header and `{field}` in the body name different sessions", field=field

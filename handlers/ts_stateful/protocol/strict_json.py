@@ -31,7 +31,9 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
         return quick
     try:
         text = bytes(body).decode("utf-8")
-        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_Constant)
+        if "NaN" in text or "Infinity" in text:
+            _refuse_constants(document)
     except UnicodeDecodeError:
         remedy = "it is compressed; send it as it is" if body[:2] == _GZIP else "encode it so"
         raise InvalidRequest(f"the body is not UTF-8; {remedy}") from None
@@ -75,7 +77,10 @@ def convert(document: object, kind: Any) -> Any:
     try:
         return msgspec.convert(document, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), instead(error, kind, document)) from None
+        refusal = _invalid(str(error), instead(error, kind, document))
+        if refusal.field and isinstance(document, dict):
+            refusal.field = _with_key(refusal.field, document, kind)
+        raise refusal from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
 
@@ -89,8 +94,18 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def _no_constant(name: str) -> float:
-    raise InvalidRequest(f"{name} is not JSON; send a finite number")
+class _Constant(str):
+    """NaN or an infinity, which JSON lacks."""
+
+
+def _refuse_constants(value: Any, path: str = "") -> None:
+    if isinstance(value, _Constant):
+        raise InvalidRequest(f"{value} is not JSON; send a finite number", field=path[:128] or None)
+    is_list = isinstance(value, list)
+    pairs: Any = enumerate(value) if is_list else value.items() if isinstance(value, dict) else ()
+    for key, inner in pairs:
+        if isinstance(inner, dict | list | _Constant):
+            _refuse_constants(inner, f"{path}[{key}]" if is_list else f"{path}.{key}".lstrip("."))
 
 
 def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
@@ -101,6 +116,20 @@ def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
         raise InvalidRequest(
             "the body contains half a surrogate pair; send whole characters"
         ) from None
+
+
+def _with_key(field: str, document: dict[str, Any], kind: Any) -> str:
+    """Name the key of an object in a field whose value is wrong; msgspec has `[...]` for all keys."""
+    name = field.removesuffix("[...]")
+    if name == field or name not in document:
+        return field
+    for key, value in document[name].items():
+        try:
+            msgspec.convert({name: {key: value}}, kind, str_keys=True)
+        except msgspec.ValidationError as error:
+            if "[...]" in str(error):
+                return f"{name}.{key}"[:128]
+    return field
 
 
 _PATH = re.compile(r" - at (`key` in )?`\$\.?(.*)`$")

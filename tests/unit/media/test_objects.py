@@ -58,6 +58,11 @@ def test_other_buckets_are_forbidden(client: Any, make_fetcher: MakeFetcher) -> 
         assert "bucket" in refusal(fetcher, "s3://others/cat.png", MediaForbidden)
 
 
+def test_what_cannot_be_a_bucket_is_refused_with_the_rule(make_fetcher: MakeFetcher) -> None:
+    """Which is S3's."""
+    assert "3 to 63 characters" in refusal(make_fetcher(), "s3://b/cat.png", MediaInvalid)
+
+
 @pytest.mark.parametrize(
     "url",
     [

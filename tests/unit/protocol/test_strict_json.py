@@ -51,6 +51,21 @@ def test_what_is_not_json_is_refused(text: str) -> None:
         parse_json(f'{{"a": {text}}}'.encode())
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ('{"temperature": NaN}', "temperature"),
+        ('{"a": 1, "inputs": [{"data": [1, [-Infinity]]}]}', "inputs[0].data[1][0]"),
+        ("NaN", None),
+    ],
+)
+def test_a_number_that_json_lacks_is_named(body: str, field: str | None) -> None:
+    """Wherever it stands."""
+    with pytest.raises(InvalidRequest, match="send a finite number") as refusal:
+        parse_json(body.encode())
+    assert refusal.value.field == field
+
+
 def test_a_number_beyond_all_floats_is_infinite() -> None:
     """What reads the field decides if that is an error."""
     assert parse_json(b'{"a": 1e400}') == {"a": math.inf}

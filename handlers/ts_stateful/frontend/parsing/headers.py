@@ -15,6 +15,7 @@ from ts_stateful.config.schema import ConfigError
 from ts_stateful.protocol.errors import SessionIdMismatch
 from ts_stateful.protocol.events import Event
 from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.session_ids import NEW_SESSION, check_session_id
 
 __all__ = [
     "HEADER_LENGTH",
@@ -119,7 +120,7 @@ class RequestHeaders(Struct, frozen=True):
     """Contents of one request's headers.
 
     - `session_ids`: the distinct ids that the client sent. `minted_id`: an id that TorchServe's frontend made because it
-      found none.
+      found none. `id_name`: the name of the header, or of the field of a gRPC message, which has the id.
     - `names_session`: the client sent a session header, even one without an id.
     - `path`: the part of the URL after the version. `method`: that of HTTP, empty if the server does not pass it on.
     - `dialogue`: the name of a conversation whose client sends all messages, and no session header.
@@ -145,6 +146,7 @@ class RequestHeaders(Struct, frozen=True):
     infers: bool = False
     header_length: str | None = None
     is_tagged: bool = False
+    id_name: str = "sequence_id"
 
     @classmethod
     def read(
@@ -185,6 +187,7 @@ class RequestHeaders(Struct, frozen=True):
             origin=_first(texts, "origin") if is_http else None,
             infers=infers,
             header_length=_first(texts, HEADER_LENGTH.lower()),
+            id_name=names.id if is_http else "sequence_id",
         )
 
     @property
@@ -196,12 +199,15 @@ class RequestHeaders(Struct, frozen=True):
         """Return the id that the client sent.
 
         Raises:
+            InvalidRequest: it has a wrong form.
             SessionIdMismatch: there are two.
         """
         if len(self.session_ids) > 1:
             raise SessionIdMismatch(
-                "two session headers name different sessions", field="session header"
+                "two session headers name different sessions", field=self.id_name
             )
+        for session_id in set(self.session_ids) - {NEW_SESSION}:
+            check_session_id(session_id, self.id_name)
         return self.session_ids[0] if self.session_ids else None
 
 

@@ -147,15 +147,18 @@ def _without_sessions(request: AnyRequest, unnamed: Unnamed) -> Unnamed:
 
 
 def address(
-    request: AnyRequest, headers: RequestHeaders, unnamed: Unnamed = Unnamed.OPENS
+    request: AnyRequest,
+    headers: RequestHeaders,
+    unnamed: Unnamed = Unnamed.OPENS,
+    field: str = "session_id",
 ) -> tuple[AnyRequest, bool]:
-    """Return the request with the ids of its sessions, and True if it opens one.
+    """Return the request with the ids of its sessions, and True if it opens one. `field` had its own id.
 
     Raises:
         InvalidRequest: it names no session but needs one, or an id has a wrong form.
         SessionIdMismatch: it names several.
     """
-    session_id = resolve_session_id(headers.session_id(), request.session_id)
+    session_id = resolve_session_id(headers.session_id(), request.session_id, field)
     creates_session = isinstance(request, Open | Fork) or (
         isinstance(request, Step) and request.start
     )

@@ -16,6 +16,7 @@ from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 from ts_stateful.frontend.parsing.limits import BodyLimits, Parts
 from ts_stateful.frontend.parsing.requests import address
 from ts_stateful.frontend.pending_response import PendingResponse
+from ts_stateful.protocol.chat import AnyRequest
 from ts_stateful.protocol.declarations import Raw
 from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch
 from ts_stateful.protocol.events import Encoding, Submit
@@ -33,6 +34,7 @@ from ts_stateful.protocol.tensors import Elements, has_row_dimension, read_input
 __all__ = ["StepParser"]
 
 _STEP = b'{"type": "step"}'  # of raw inputs alone
+_SEQUENCE_ID = "parameters.sequence_id"
 _JSON_TYPES = ("application/json", "multipart/form-data")
 
 
@@ -89,7 +91,7 @@ class StepParser:
                 profile=self._profile,
                 num_bytes=pending.num_bytes,
             )
-        step, creates_session = address(self._complete(request, headers, parts.others), headers)
+        step, creates_session = self._address(request, headers, parts.others)
         elements = self._elements(request, parts.raw)
         return Submit(
             pending.request_id,
@@ -112,7 +114,7 @@ class StepParser:
         )
         outputs = tuple(OutputName(output.name) for output in asked.outputs)
         step = Step(inputs=asked.inputs, outputs=outputs, parameters=named)
-        command, creates_session = address(self._complete(step, headers, {}), headers)
+        command, creates_session = self._address(step, headers, {})
         elements = self._elements(step, {})
         has_rows = has_row_dimension(self._declared, asked.inputs)
         pending.responder = InferResponder(asked, self._version, has_rows=has_rows)
@@ -152,6 +154,12 @@ class StepParser:
             return _Parts(_STEP, {self._raw.name: bytes(body)}, True, others)
         return _Parts(body, raw, False, others)
 
+    def _address(
+        self, step: Step, headers: RequestHeaders, flags: Parts
+    ) -> tuple[AnyRequest, bool]:
+        field = _SEQUENCE_ID if step.session_id is None else "session_id"
+        return address(self._complete(step, headers, flags), headers, field=field)
+
     def _complete(self, step: Step, headers: RequestHeaders, flags: Parts) -> Step:
         """Add the sequence's id and flags from headers, gRPC inputs (`flags`) and Triton's parameters; leave its inputs out."""
         parameters = step.parameters
@@ -159,7 +167,7 @@ class StepParser:
         if parameters.sequence_id not in (None, 0, ""):
             named = str(parameters.sequence_id)
             if session_id not in (None, named):
-                raise SessionIdMismatch("differs from `session_id`", field="parameters.sequence_id")
+                raise SessionIdMismatch("differs from `session_id`", field=_SEQUENCE_ID)
             session_id = named
         starts = step.start or parameters.sequence_start or headers.starts
         ends = step.end or parameters.sequence_end or headers.ends

@@ -41,7 +41,7 @@ def test_over_grpc_a_piece_is_a_document() -> None:
         ({"type": "prompt", "inputs": "hi"}, "inputs"),
         ({}, "type"),
         (b"{", None),
-        (b'{"inputs": NaN}', None),
+        (b'{"inputs": NaN}', "inputs"),
         (b'{"requestType": "CLOSE", "requestType": "CLOSE"}', "requestType"),
         (b"\xff", None),
         (b"[" * 100_000, None),

@@ -94,6 +94,8 @@ def test_the_session_header_counts_too() -> None:
     with pytest.raises(StatefulError) as refused:
         parse({"inputs": [X, FLAG], "parameters": {"sequence_id": 8}}, TWO, **header)
     assert refused.value.code == "session_id_mismatch"
+    assert refused.value.field == "parameters.sequence_id"
+    assert "`parameters.sequence_id`" in refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_a_length_that_cuts_the_json() -> None:
         ),
         ({"parameters": {"sequence_id": True}}, "parameters.sequence_id"),
         ({"parameters": {"sequence_start": 1}}, "parameters.sequence_start"),
-        ({"parameters": {"sequence_id": "a/b"}}, "session_id"),
+        ({"parameters": {"sequence_id": "a/b"}}, "parameters.sequence_id"),
         ({"parameters": 5}, "parameters"),
         ({"id": 5}, "id"),
         ({"raw": 5}, "raw"),

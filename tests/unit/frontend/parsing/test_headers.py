@@ -15,7 +15,7 @@ from ts_stateful.frontend.parsing.headers import (
     RequestHeaders,
     check_header_names,
 )
-from ts_stateful.protocol.errors import SessionIdMismatch
+from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.session_ids import MAX_ID_LENGTH
 
@@ -97,8 +97,10 @@ def test_a_made_id_that_comes_again_is_the_clients() -> None:
 def test_blanks_around_an_id_are_the_headers_alone() -> None:
     """What looks like one, and the id of a gRPC message, are the client's, and refused."""
     assert read({ID: " a\t", "Host": "x"}).session_id() == "a"
-    assert read({ID: "a\xa0", "Host": "x"}).session_id() == "a\xa0"
-    assert read({ID: " a"}).session_id() == " a"
+    for headers, field in (({ID: "a\xa0", "Host": "x"}, ID), ({ID: " a"}, "sequence_id")):
+        with pytest.raises(InvalidRequest) as refused:
+            read(headers).session_id()
+        assert refused.value.field == field
 
 
 def test_a_session_header_without_an_id_was_sent() -> None:
