@@ -19,6 +19,7 @@ import yaml
 from msgspec import Meta, Struct
 
 from ts_stateful.config import access, quotas, schema
+from ts_stateful.config.edit import completed
 from ts_stateful.config.implicit import ImplicitConfig
 from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.protocol.declarations import Input, Output, State
@@ -56,6 +57,7 @@ class Key(NamedTuple):
 
 def keys(kind: type[Struct], prefix: str) -> list[Key]:
     """List the settings of a struct in the order of its source, without those of its base."""
+    written = completed({}) if kind is schema.FrontendConfig else {}
     hints = get_type_hints(kind, include_extras=True)
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     found = []
@@ -65,8 +67,10 @@ def keys(kind: type[Struct], prefix: str) -> list[Key]:
         if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
             default = field.default_factory()
         if not isinstance(default, Struct):  # which has a table of its own
-            values = _values(hints[name])
-            found.append(Key(prefix + field.encode_name, values, _yaml(default), meaning))
+            values, shown = _values(hints[name]), _yaml(default)
+            if written.get(field.encode_name, default) != default:
+                shown = f"{_yaml(written[field.encode_name])}; TorchServe's own: {shown}"
+            found.append(Key(prefix + field.encode_name, values, shown, meaning))
     return found
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from tools import config_reference, docs_links
 from ts_stateful.cli.parser import build_parser
+from ts_stateful.cli.variables import VARIABLES
 from ts_stateful.config.schema import FrontendConfig, HandlerConfig, StateConfig
 from ts_stateful.protocol.stats import Stats
 
@@ -58,6 +59,15 @@ def test_every_configuration_key_is_in_the_reference_with_a_meaning() -> None:
     assert {"handler.media.maxBytes", "handler.store.url"} <= keys.keys()
     assert keys["handler.engines"].values == "`auto` or integer from 1"
     assert keys["handler.streamIntervalSec"].default == "`0.04`"
+    assert keys["batchSize"].default == "`64`; TorchServe's own: `1`"
+    assert keys["sequenceTimeoutMSec"].default == "`0`"
+
+
+def test_every_variable_is_in_the_reference() -> None:
+    """But those that processes of the package set for each other."""
+    text = config_reference.PAGE.read_text(encoding="utf-8")
+    internal = {"TS_STATEFUL_ENTRYPOINT", "TS_STATEFUL_STATE_DIR"}
+    assert set(re.findall(r"TS_STATEFUL_[A-Z_]+[A-Z]", text)) == VARIABLES - internal
 
 
 def test_every_gauge_is_in_the_list_of_metrics() -> None:
