@@ -17,6 +17,7 @@ from tests.e2e.server import ROOT, SHAPES_MODEL, START_TIMEOUT_S, log_path, pack
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, SCENE
 from tests.support.certificates import NO_OPENSSL, has_openssl, self_signed
 from tests.support.ports import free_ports
+from tests.support.weights import NO_WEIGHTS
 from ts_stateful.asgi.settings import Tls
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.client import connect
@@ -146,7 +147,7 @@ def test_sessions_continue_at_the_next_server(tmp_path: Path) -> None:
 def test_a_model_that_does_not_load_is_reported(tmp_path: Path) -> None:
     """By its own words, in a line; its logs stay, and nothing is left running."""
     (tmp_path / "config.json").write_text('{"model_type": "none"}')
-    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model.safetensors").write_bytes(NO_WEIGHTS)
     made = server(tmp_path, name="asgi-broken")
     with pytest.raises(ServerFailed, match="none") as failed:
         made.start()

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ts_stateful.config.document import parse_yaml
 from ts_stateful.config.edit import completed, edited
-from ts_stateful.config.given_model import find_given_model
+from ts_stateful.config.given_model import expand_home, find_given_model
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.process.private import make_private
 
@@ -70,7 +70,7 @@ def open_source(
     Raises:
         ConfigError: it is no model, or its configuration cannot be read.
     """
-    path = Path(given).expanduser()
+    path = expand_home(given)
     if path.is_file() and path.suffix != ".py":
         return _archive(_unpacked(path, folder), name, config)
     if (path / _MANIFEST).is_file():

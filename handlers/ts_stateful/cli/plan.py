@@ -17,6 +17,7 @@ from ts_stateful.cli.numbers import num_bytes, positive, whole
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.adapters import read_adapter
 from ts_stateful.config.check import Finding, read_document
+from ts_stateful.config.given_model import expand_home
 from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.config.sizes import DTYPE_BYTES, StatesSize
 from ts_stateful.plan import Asked, PlanRefused, make_plan
@@ -146,4 +147,4 @@ def _adapters(options: argparse.Namespace, config: Config) -> dict[str, Path]:
     """Return the folders of adapters; they may be in an archive alone."""
     beside = Path() if options.config is None else options.config.parent
     adapters = config.handler.adapters.items()
-    return {name: beside / Path(path).expanduser() for name, path in adapters}
+    return {name: beside / expand_home(path) for name, path in adapters}

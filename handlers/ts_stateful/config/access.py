@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from ts_stateful.config.quotas import QuotasConfig
-from ts_stateful.config.ranges import LONGEST_S, Positive
+from ts_stateful.config.ranges import LONGEST_S, Positive, has_sound_host
 
 __all__ = ["AccessConfig", "HeaderAuth", "JwtAuth"]
 
@@ -51,6 +51,10 @@ class JwtAuth(
     """Seconds after which the key set is read again."""
     jwks_timeout_sec: Annotated[float, Meta(gt=0, le=60)] = 5.0
     """Seconds for one reading of the key set."""
+
+    def __post_init__(self) -> None:
+        if not has_sound_host(self.jwks):
+            raise ValueError(f"`jwks` is neither a URL nor a file: {self.jwks!r}")
 
 
 class AccessConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):

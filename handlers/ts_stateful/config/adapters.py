@@ -1,26 +1,21 @@
-"""The files of LoRA adapters in the format of `peft`, read without torch (arXiv:2106.09685).
-
-Safetensors begin with the length of a JSON header: https://huggingface.co/docs/safetensors/#format
-"""
+"""The files of LoRA adapters in the format of `peft`, read without torch (arXiv:2106.09685)."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
+from ts_stateful.config.document import read_json
 from ts_stateful.config.schema import ConfigError
+from ts_stateful.config.weights import read_shapes
 
 __all__ = ["ADAPTER_WEIGHTS", "AdapterFiles", "read_adapter", "tensor_name"]
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
 _NAME: Final = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-_MAX_HEADER = 100_000_000  # bytes, as in the library
 # Settings of `peft` that change more than linear layers, or in another way; with values that change nothing.
 _PLAIN: Final[dict[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),
@@ -55,14 +50,13 @@ def read_adapter(name: str, folder: Path) -> AdapterFiles:
     """
     key = f"handler.adapters: {name}"
     try:
-        settings = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        shapes = _tensor_shapes(folder / ADAPTER_WEIGHTS)
-        num_weights = sum(map(math.prod, shapes.values()))
-        fields, names = dict(settings), sorted(shapes)
-    except (OSError, ValueError, TypeError) as error:
+        fields = read_json(folder / _CONFIG, dict[str, Any])
+        shapes = read_shapes(folder / ADAPTER_WEIGHTS)
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{key}: {folder} needs {_CONFIG} and {ADAPTER_WEIGHTS}, as `peft` saves them: {error}"
         ) from None
+    names = sorted(shapes)
     for field, plain in _PLAIN.items():
         if fields.get(field, plain[0]) not in plain:
             raise ConfigError(
@@ -77,19 +71,8 @@ def read_adapter(name: str, folder: Path) -> AdapterFiles:
     half = next((path for path in layers if not _is_pair(path, names)), None)
     if half is not None:
         raise ConfigError(f"{key}: {ADAPTER_WEIGHTS} has only one of A and B of `{half}`")
-    return AdapterFiles(fields, list(layers), num_weights)
+    return AdapterFiles(fields, list(layers), sum(map(math.prod, shapes.values())))
 
 
 def _is_pair(layer: str, names: list[str]) -> bool:
     return all(tensor_name(layer, which) in names for which in "AB")
-
-
-def _tensor_shapes(file: Path) -> dict[str, list[int]]:
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > _MAX_HEADER:
-            raise ValueError(f"{file.name} is not a safetensors file")
-        header = msgspec.json.decode(stream.read(length), type=dict[str, dict[str, Any]])
-    return {
-        name: tensor.get("shape", []) for name, tensor in header.items() if name != "__metadata__"
-    }

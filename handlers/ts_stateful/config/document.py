@@ -1,12 +1,17 @@
-"""The parser of YAML files. It refuses what `yaml` takes in silence, or cannot report."""
+"""The parsers of YAML and JSON files. They refuse what the libraries take in silence, or cannot report."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import yaml
 
-__all__ = ["parse_yaml"]
+__all__ = ["parse_yaml", "read_json"]
+
+_Document = TypeVar("_Document")
 
 
 class _Loader(yaml.SafeLoader):
@@ -24,14 +29,36 @@ class _Loader(yaml.SafeLoader):
             seen[name] = line
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            line, kind = node.start_mark.line + 1, node.tag.rpartition(":")[2]
+            raise yaml.YAMLError(
+                f"{str(node.value)[:40]!r} in line {line} is no {kind} ({error})"
+            ) from None
+
 
 def parse_yaml(text: str) -> Any:
     """Parse a document.
 
     Raises:
-        yaml.YAMLError: it is not YAML, has a key twice, or is nested too deeply.
+        yaml.YAMLError: it is not YAML, has a key twice or a malformed value, or is nested too deeply.
     """
     try:
         return yaml.load(text, _Loader)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
+
+
+def read_json(path: Path, kind: type[_Document]) -> _Document:
+    """Read a file of JSON, and convert it to `kind`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON of this kind, or is nested too deeply.
+    """
+    try:
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), kind)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

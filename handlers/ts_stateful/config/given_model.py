@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ts_stateful.config.schema import Config, ConfigError
 
-__all__ = ["GivenModel", "find_given_model", "resolve_model"]
+__all__ = ["GivenModel", "expand_home", "find_given_model", "is_hub_id", "resolve_model"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 _CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
@@ -42,15 +42,15 @@ def find_given_model(given: str) -> GivenModel:
     Raises:
         ConfigError: it is none of them.
     """
-    path = Path(given).expanduser()
-    if path.is_dir():
+    path = expand_home(given)
+    if given and path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(
                 f"{given} has no config.json: not a model's folder; `pack --files` takes programs and weights"
             )
         return GivenModel("model", folder=path, config=_beside(path))
     if match := _CLASS.fullmatch(given):
-        file = Path(match["file"]).expanduser()
+        file = expand_home(match["file"])
         if not file.is_file():
             raise ConfigError(f"no such file: {file}")
         return GivenModel(f"{file.name}:{match['name']}", file=file, config=_beside(file.parent))
@@ -58,19 +58,41 @@ def find_given_model(given: str) -> GivenModel:
         raise ConfigError(f"{given} names no class: write {given}:Class")
     if path.is_file():
         raise ConfigError(f"{given} is a file: name a folder, a hub id, or module.py:Class")
-    if _HUB_ID.fullmatch(given):
+    if is_hub_id(given):
         return GivenModel(given)
     raise ConfigError(
-        f"{given}: no such file or folder, and neither a hub id like owner/name nor a class like module.py:Class"
+        f"{given or repr(given)}: no such file or folder, and neither a hub id like owner/name nor a class like module.py:Class"
     )
 
 
 def resolve_model(name: str, model_dir: Path) -> str:
-    """Return the folder of `handler.model` (in the archive first, then as a path), or else the hub id unchanged."""
-    for folder in (model_dir / name, Path(name).expanduser()):
+    """Return the folder of `handler.model` (in the archive first, then as a path), or else the hub id unchanged.
+
+    Raises:
+        ConfigError: it begins with the home of a user that there is not.
+    """
+    for folder in (model_dir / name, expand_home(name)):
         if (folder / "config.json").is_file():
             return str(folder)
     return name
+
+
+def is_hub_id(name: str) -> bool:
+    """Return True for `owner/name`."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def expand_home(path: str) -> Path:
+    """Return a path whose first part may be `~` or `~user`.
+
+    Raises:
+        ConfigError: there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = path.partition("/")[0]
+        raise ConfigError(f"{path}: {user} has no home here; write the whole path") from None
 
 
 def _beside(folder: Path) -> Path | None:

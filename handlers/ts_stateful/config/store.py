@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from ts_stateful.config.ranges import Count as _Count
 from ts_stateful.config.ranges import Positive as _Positive
+from ts_stateful.config.ranges import has_sound_host
 
 __all__ = ["StoreConfig"]
 
@@ -42,7 +43,8 @@ class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     """Bytes of these KV states, for the sessions of one engine."""
 
     def __post_init__(self) -> None:
-        if self.url is not None and not _URL.match(self.url):  # the store judges the rest
+        if self.url is not None and not (_URL.match(self.url) and has_sound_host(self.url)):
+            # The store judges the rest.
             raise ValueError(f"`url` has to be one of {_FORMS}")
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.weights import NO_WEIGHTS
 from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.frontend.assemble import check_model
 
@@ -16,7 +17,7 @@ from ts_stateful.frontend.assemble import check_model
 @pytest.mark.parametrize(
     ("files", "missing"),
     [
-        ((), "*.safetensors"),
+        ((), "model.safetensors"),
         (("a.safetensors",), "b.safetensors"),
         (("a.safetensors", "b.safetensors"), ""),
     ],
@@ -29,7 +30,7 @@ def test_missing_weights_are_found_by_the_names_of_files(
     model.mkdir()
     (model / "config.json").write_text("{}")
     for name in files:
-        (model / name).touch()
+        (model / name).write_bytes(NO_WEIGHTS)
     if files:
         index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
         (model / "model.safetensors.index.json").write_text(json.dumps(index))

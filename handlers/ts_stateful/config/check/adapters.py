@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ts_stateful.config.adapters import read_adapter
 from ts_stateful.config.check.finding import Finding, error, warning
+from ts_stateful.config.given_model import expand_home
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 
 __all__ = ["check_adapters"]
@@ -16,7 +17,7 @@ def check_adapters(handler: HandlerConfig, folder: Path) -> Iterator[Finding]:
     """Find adapters that the engine would refuse; relative paths are looked for in `folder`, that of the configuration."""
     for name, value in handler.adapters.items():
         key = f"handler.adapters: {name}"
-        place = folder / Path(value).expanduser()
+        place = folder / expand_home(value)
         if not place.is_dir():
             yield warning(
                 key,

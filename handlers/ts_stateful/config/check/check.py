@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ from ts_stateful.config.check.adapters import check_adapters
 from ts_stateful.config.check.budgets import check_budgets, check_model
 from ts_stateful.config.check.checkpoint import check_checkpoint
 from ts_stateful.config.check.device import check_device
-from ts_stateful.config.check.finding import Finding, error
+from ts_stateful.config.check.finding import Finding, error, warning
 from ts_stateful.config.check.modes import check_modes
 from ts_stateful.config.check.names import check_names
 from ts_stateful.config.check.places import check_places
 from ts_stateful.config.check.safety import check_safety
 from ts_stateful.config.check.split import check_devices, check_split
 from ts_stateful.config.check.states import check_states
+from ts_stateful.config.check.template import check_template
 from ts_stateful.config.check.timing import check_timing
 from ts_stateful.config.document import parse_yaml
 from ts_stateful.config.edit import completed
+from ts_stateful.config.given_model import expand_home
 from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.config.sizes import TransformerSize
 
@@ -67,7 +70,8 @@ def check_file(
         findings = [*check_config(config, model), *check_adapters(config.handler, path.parent)]
         findings += check_names(document or {})
         if config.state is None:
-            folders = (path.parent / config.handler.model, Path(config.handler.model).expanduser())
+            findings += _check_chat_template(config.handler.chat_template or "", path.parent)
+            folders = (path.parent / config.handler.model, expand_home(config.handler.model))
             found = model_folder or next(filter(Path.is_dir, folders), None)
             if found is not None and found.is_dir():  # or a config.json alone
                 has_template = config.handler.chat_template is not None
@@ -77,6 +81,17 @@ def check_file(
         return sorted(findings, key=lambda finding: finding.severity != "error")
     except ConfigError as reason:
         return [error(str(path), str(reason), "see docs/configuration.md")]
+
+
+def _check_chat_template(template: str, folder: Path) -> Iterator[Finding]:
+    key = "handler.chatTemplate"
+    if not template.endswith(".jinja"):
+        yield from check_template(key, "it", template)
+    elif (file := folder / template).is_file():
+        yield from check_template(key, str(file), file)
+    else:
+        cure = "ignore this if it is in the archive (`ts-stateful pack --files`)"
+        yield warning(key, f"{template} is no file here", cure)
 
 
 def read_document(path: Path) -> dict[str, Any] | Finding | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Collection, Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,7 +12,15 @@ from typing import Any
 import msgspec
 
 from ts_stateful.config.check.finding import Finding, error, warning
-from ts_stateful.config.weights import pickled_weights, weights_cure
+from ts_stateful.config.check.template import check_template
+from ts_stateful.config.document import read_json
+from ts_stateful.config.weights import (
+    INDEX,
+    pickled_weights,
+    read_shapes,
+    weight_files,
+    weights_cure,
+)
 
 __all__ = ["HEARS_TOO", "REFUSED", "check_checkpoint", "check_weights"]
 
@@ -40,9 +47,17 @@ _TOKENIZERS = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-_TEMPLATES = ("chat_template.jinja", "chat_template.json")
-_TEMPLATE_OWNERS = ("tokenizer_config.json", "processor_config.json")
-_INDEX = "model.safetensors.index.json"
+_TEMPLATE = "chat_template.jinja"
+_TEMPLATE_OWNERS = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
+_SETTINGS = (*_TEMPLATE_OWNERS, "generation_config.json", "preprocessor_config.json")
+_AGAIN = "download it again; `git lfs pull` does after a clone"
+
+
+class _Fields(msgspec.Struct):
+    """The types of what is read of a `config.json`."""
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
 
 
 def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Finding]:
@@ -51,13 +66,14 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
     The names of architectures are checked where `transformers` is installed.
     """
     try:
-        config = _read(folder / "config.json")
+        config = read_json(folder / "config.json", dict[str, Any])
+        # Of a model that also speaks, the part that reads and writes text is served.
+        if isinstance(thinker := config.get("thinker_config"), dict):
+            config = {**thinker, "architectures": []}
+        msgspec.convert(config, _Fields)
     except (OSError, ValueError) as reason:
-        yield error(_KEY, f"{folder}/config.json cannot be read: {reason}", "download it again")
+        yield error(_KEY, f"{folder}/config.json cannot be read: {reason}", _AGAIN)
         return
-    # Of a model that also speaks, the part that reads and writes text is served.
-    if isinstance(thinker := config.get("thinker_config"), dict):
-        config = {**thinker, "architectures": []}
     kind = config.get("model_type")
     if kind in REFUSED:
         problem = f"{folder} is a {kind} model: {REFUSED[kind]}"
@@ -73,9 +89,12 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
             "copy the tokenizer's files from the model's repository, or write them there with"
             " `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",
         )
-    yield from _check_tokenizer(folder)
+    yield from _check_settings(folder)
     yield from check_weights(folder)
-    if not (has_template or kind in _TEMPLATED or _has_template(folder)):
+    template = None if has_template else _find_template(folder)
+    if template is not None:
+        yield from check_template(_KEY, *template)
+    elif not (has_template or kind in _TEMPLATED):
         yield warning(
             _KEY,
             f"{folder} has no chat template, so messages are joined without marks of who speaks",
@@ -83,17 +102,19 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
         )
 
 
-def _check_tokenizer(folder: Path) -> Iterator[Finding]:
+def _check_settings(folder: Path) -> Iterator[Finding]:
     """Find damaged files, which libraries refuse without their names. A tokenizer of many megabytes is only skimmed."""
-    skim = msgspec.json.Decoder(msgspec.Raw).decode
-    for name in ("tokenizer.json", *_TEMPLATE_OWNERS):
+    skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+    for name in ("tokenizer.json", *_SETTINGS):
         try:
-            text = (folder / name).read_bytes()
-            skim(text) if name == "tokenizer.json" else json.loads(text)
+            if name == "tokenizer.json":
+                skim((folder / name).read_bytes())
+            else:
+                read_json(folder / name, dict[str, Any])
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as reason:
-            yield error(_KEY, f"{folder / name} cannot be read: {reason}", "download it again")
+            yield error(_KEY, f"{folder / name} cannot be read: {reason}", _AGAIN)
 
 
 def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Finding]:
@@ -198,7 +219,7 @@ def _check_class(name: str, served: Collection[str], library: Any) -> Iterator[F
 
 
 def check_weights(folder: Path) -> Iterator[Finding]:
-    """Find what is missing of the weights in a model's folder, by the names of its files alone."""
+    """Find what is missing or damaged of the weights in a model's folder, by the headers of its files."""
     if (pickle := pickled_weights(folder)) is not None:
         yield error(
             _KEY,
@@ -206,40 +227,33 @@ def check_weights(folder: Path) -> Iterator[Finding]:
             weights_cure(folder),
         )
         return
-    names = {path.name for path in folder.glob("*.safetensors")}
-    expected: Collection[str] = {"*.safetensors"} if not names else ()
-    if (folder / _INDEX).is_file():
-        try:
-            expected = set(_read(folder / _INDEX)["weight_map"].values()) - names
-        except (OSError, ValueError, KeyError, AttributeError) as reason:
-            yield error(_KEY, f"{folder}/{_INDEX} cannot be read: {reason}", "download it again")
+    name = INDEX
+    try:
+        names = weight_files(folder)
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            yield error(
+                _KEY,
+                f"{folder} lacks weights: {', '.join(missing[:3])}",
+                "download them; `git lfs pull` does after a clone",
+            )
             return
-    if expected:
-        missing = ", ".join(sorted(expected)[:3])
-        yield error(
-            _KEY,
-            f"{folder} lacks weights: {missing}",
-            "download them; `git lfs pull` does after a clone",
-        )
+        for name in names:
+            read_shapes(folder / name)
+    except (OSError, ValueError) as reason:
+        yield error(_KEY, f"{folder / name} cannot be read: {reason}", _AGAIN)
 
 
-def _has_template(folder: Path) -> bool:
-    if any((folder / name).is_file() for name in _TEMPLATES):
-        return True
+def _find_template(folder: Path) -> tuple[str, Path | object] | None:
+    """Return the place of a folder's chat template, and its file or its value; None if there is none."""
+    if (file := folder / _TEMPLATE).is_file():
+        return str(file), file
     for name in _TEMPLATE_OWNERS:
         try:
-            if _read(folder / name).get("chat_template"):
-                return True
+            if value := read_json(folder / name, dict[str, Any]).get("chat_template"):
+                return f"chat_template of {folder / name}", value
         except (OSError, ValueError):
-            pass
-    return False
-
-
-def _read(path: Path) -> dict[str, Any]:
-    document = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(document, dict):
-        raise ValueError("it is no object")
-    return document
+            pass  # `_check_settings` reports it
+    return None
 
 
 def _nearest(name: str, names: Collection[str]) -> str:

@@ -5,12 +5,12 @@ The engine measures the same sizes on the running model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ts_stateful.config.document import read_json
 from ts_stateful.config.sizes.layers import (
     NO_FIXED,
     STATE_SETS,
@@ -21,6 +21,7 @@ from ts_stateful.config.sizes.layers import (
 )
 from ts_stateful.config.sizes.numbers import DTYPE_BYTES, ModelUnknown, Numbers
 from ts_stateful.config.sizes.quantities import show_bytes, show_count
+from ts_stateful.config.weights import INDEX
 
 __all__ = ["TransformerSize", "read_transformer", "text_of"]
 
@@ -116,15 +117,15 @@ def read_transformer(path: Path) -> TransformerSize:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = read_json(file, dict[str, Any])
     except OSError as error:
         raise ModelUnknown(
             f"{file} cannot be read: {error.strerror}; name a folder with a config.json"
         ) from None
     except ValueError as error:
-        raise ModelUnknown(f"{file} is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise ModelUnknown(f"{file} is not the configuration of a model; name its config.json")
+        raise ModelUnknown(
+            f"{file} is not the configuration of a model: {error}; name its config.json"
+        ) from None
     if isinstance(thinker := document.get("thinker_config"), dict):
         document = thinker  # of a model that also speaks, the part that is served
     return _size(document, text_of(document), file)
@@ -249,10 +250,10 @@ def _image_tokens(document: Mapping[str, Any]) -> int | None:
 
 def _stored_bytes(folder: Path) -> int:
     """Return the bytes of the weights in a folder, by their files or their index; 0 without both."""
-    if files := list(folder.glob("*.safetensors")):
+    if files := list(filter(Path.is_file, folder.glob("*.safetensors"))):
         return sum(file.stat().st_size for file in files)
     try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        index = read_json(folder / INDEX, dict[str, Any])
         return int(index["metadata"]["total_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from ts_stateful.config.given_model import resolve_model
+from ts_stateful.config.given_model import expand_home, resolve_model
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
 from ts_stateful.engine.services import NO_REPORT, LoadReport
@@ -132,7 +132,7 @@ def load_model(
     )
     use_adapters(
         model,
-        {name: model_dir / Path(path).expanduser() for name, path in settings.adapters.items()},
+        {name: model_dir / expand_home(path) for name, path in settings.adapters.items()},
     )
     progress.begin("compiling and checking kernels")
     accelerate(model, settings)
@@ -290,11 +290,11 @@ def _chat_text(
     form = encoder.form if isinstance(encoder, PrefixVision) else NO_FORM
     try:
         template = find_template(owner, tokenizer, network)
-        text = ChatText(tokenizer, owner, placeholders, template, form)
     except ValueError as error:
         raise ConfigError(
             f"{name}: the response template cannot be used: {error}; {_MEND}"
         ) from None
+    text = ChatText(tokenizer, owner, placeholders, template, form)
     if not text.has_template and form is NO_FORM:
         logger.warning("%s has no chat template; set handler.chatTemplate for chats", name)
     return text

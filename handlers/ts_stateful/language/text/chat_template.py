@@ -26,6 +26,7 @@ __all__ = ["ChatText"]
 
 _CUT = "\ue0f0user\ue0f0"  # private-use characters, in the place of the first user's text
 _ANCHOR_CHARS = 48
+_MEND = "correct chat_template.jinja in its repository, or set handler.chatTemplate"
 
 
 class ChatText:
@@ -36,7 +37,7 @@ class ChatText:
     out are marked, so that they are tokenized as text. `form` is what a processor writes around a rendered conversation.
 
     Raises:
-        ConfigError: the chat template is malformed.
+        ConfigError: the chat template is malformed, or there are several.
     """
 
     def __init__(
@@ -67,9 +68,13 @@ class ChatText:
                 [{"role": "user", "content": _CUT}], tokenize=False
             )
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"line {error.lineno} of the chat template: {error}") from None
+            raise ConfigError(
+                f"line {error.lineno} of the chat template: {error}; {_MEND}"
+            ) from None
         except jinja2.TemplateError:
             return False
+        except ValueError as error:  # there are several, and none is the default
+            raise ConfigError(f"the chat template cannot be used: {error}; {_MEND}") from None
 
     def begin(self, system: str | None, num_images: int) -> Delta:
         """Return the opening of a session without its ids, as known before its images are loaded."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.weights import NO_WEIGHTS
 from ts_stateful.config.check import Finding, check_config, check_file
 from ts_stateful.config.edit import edited
 from ts_stateful.config.schema import ConfigError, load_config
@@ -63,10 +64,16 @@ def test_a_removed_key_names_what_has_its_place() -> None:
         ),
         ("handler: {store: {url: none, url: none}}", "key 'url' stands twice, in lines 1 and 1"),
         ("a: " + "[" * 3000, "it is nested too deeply"),
+        ("a: 1\nb: !!timestamp abc\n", "'abc' in line 2 is no timestamp"),
+        ("a: !!bool abc\n", "'abc' in line 1 is no bool"),
+        ("a: 2024-99-99\n", "'2024-99-99' in line 1 is no timestamp (month must be in 1..12)"),
+        ("a: !!int abc\n", "'abc' in line 1 is no int"),
+        ("a: !!float ''\n", "'' in line 1 is no float"),
+        (f"a: {'9' * 5000}\n", "is no int"),
     ],
 )
-def test_what_yaml_takes_in_silence_is_an_error(text: str, reason: str, tmp_path: Path) -> None:
-    """Of a key that stands twice, all below the first one would be lost."""
+def test_what_yaml_cannot_report_is_an_error(text: str, reason: str, tmp_path: Path) -> None:
+    """Of a key that stands twice, all below the first one would be lost. Of a malformed value it has no place."""
     path = tmp_path / "model-config.yaml"
     path.write_text(text)
     [finding] = check_file(path)
@@ -234,6 +241,36 @@ def test_an_empty_file_is_completed(tmp_path: Path) -> None:
     assert not check_file(path)
 
 
+@pytest.mark.parametrize(
+    ("handler", "severity", "part"),
+    [
+        ({"model": "~nosuchuser/x"}, "error", "~nosuchuser has no home here"),
+        ({"adapters": {"a": "~nosuchuser/x"}}, "error", "~nosuchuser has no home here"),
+        ({"store": {"url": "redis://[::1/0"}}, "error", "handler.store: `url` has to be one of"),
+        ({"store": {"url": "redis://h:abc/0"}}, "error", "handler.store: `url` has to be one of"),
+        ({"store": {"url": "redis://h:99999"}}, "error", "handler.store: `url` has to be one of"),
+        (
+            {"auth": {"mode": "jwt", "issuer": "a", "audience": "b", "jwks": "https://[x"}},
+            "error",
+            "handler.auth: `jwks` is neither a URL nor a file: 'https://[x'",
+        ),
+        ({"chatTemplate": "a\n{% if %}"}, "error", "handler.chatTemplate: line 2 of it: "),
+        ({"chatTemplate": "a.jinja"}, "error", "handler.chatTemplate: line 1 of "),
+        ({"chatTemplate": "b.jinja"}, "warning", "handler.chatTemplate: b.jinja is no file here"),
+    ],
+)
+def test_a_value_that_cannot_work_is_found(
+    handler: dict[str, Any], severity: str, part: str, tmp_path: Path
+) -> None:
+    """By its key, and without a trace."""
+    path = tmp_path / "model-config.yaml"
+    path.write_text(json.dumps({"handler": {"model": "owner/name", **handler}}))
+    (tmp_path / "a.jinja").write_text("{{")
+    [finding] = check_file(path)
+    assert finding.severity == severity
+    assert part in str(finding)
+
+
 @pytest.mark.parametrize("named", ["in the configuration", "as a model"])
 def test_pickled_weights_are_found_before_the_server_starts(tmp_path: Path, named: str) -> None:
     """In the folder that `handler.model` names, beside the file or anywhere, or in one that is given."""
@@ -252,5 +289,5 @@ def test_pickled_weights_are_found_before_the_server_starts(tmp_path: Path, name
     assert finding.key == "handler.model"
     assert "pytorch_model.bin" in finding.message
     assert "AutoModelForImageTextToText" in finding.cure
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model" / "model.safetensors").write_bytes(NO_WEIGHTS)
     assert not [one for one in check_file(path, model_folder=given) if one.severity == "error"]

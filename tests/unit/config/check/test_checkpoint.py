@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.weights import NO_WEIGHTS, PART
 from ts_stateful.config.check import check_checkpoint
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -17,10 +18,11 @@ FILES = ("tokenizer.json", "model.safetensors", "chat_template.jinja")
 
 
 def write(folder: Path, config: object, *files: str) -> Path:
-    """A folder with this configuration and files that are empty, or hold an empty object."""
+    """A folder with this configuration and files that are empty, hold an empty object, or no weights."""
     (folder / "config.json").write_text(json.dumps(config))
     for name in files:
-        (folder / name).write_text("{}" if name.endswith(".json") else "")
+        empty = b"{}" if name.endswith(".json") else b""
+        (folder / name).write_bytes(NO_WEIGHTS if name.endswith(".safetensors") else empty)
     return folder
 
 
@@ -142,7 +144,7 @@ def test_what_only_loading_shows_passes(config: dict[str, Any], tmp_path: Path) 
     ("missing", "severity", "message"),
     [
         ("tokenizer.json", "error", "no tokenizer"),
-        ("model.safetensors", "error", "lacks weights: *.safetensors"),
+        ("model.safetensors", "error", "lacks weights: model.safetensors"),
         ("chat_template.jinja", "warning", "no chat template"),
     ],
 )
@@ -167,13 +169,21 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
     [finding] = check_checkpoint(tmp_path)
     assert finding.message.endswith("lacks weights: b.safetensors")
-    for broken in ("{", "[]", "{}"):
+    maps: list[object] = [[], {}, {"x": 3}, {"x": [1]}]
+    for broken in ("{", "[]", "{}", *(json.dumps({"weight_map": each}) for each in maps)):
         index.write_text(broken)
         [finding] = check_checkpoint(tmp_path)
         assert "cannot be read" in finding.message
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", "\xff", "[" * 100_000, '{"model_type": ["a"]}', '{"model_type": {"a": 1}}'),
+        *('{"architectures": "X"}', '{"architectures": [3]}', '{"architectures": 5}'),
+        '{"thinker_config": {"model_type": [1]}}',
+    ],
+)
 def test_a_broken_configuration(text: str, tmp_path: Path) -> None:
     """One finding, and no traceback."""
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
@@ -181,14 +191,87 @@ def test_a_broken_configuration(text: str, tmp_path: Path) -> None:
     assert "cannot be read" in finding.message
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_tokenizer_is_named(name: str, tmp_path: Path) -> None:
-    """What libraries report is a place in a file without its name."""
+@pytest.mark.parametrize("text", ['{"model": {"type": "BPE", ', "null", "[]", "version https"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenizer.json", "tokenizer_config.json", "processor_config.json"),
+        *("generation_config.json", "preprocessor_config.json"),
+    ],
+)
+def test_damaged_settings_are_named(name: str, text: str, tmp_path: Path) -> None:
+    """What libraries report is a place in a file without its name, or an error of Python."""
     write(tmp_path, LLAMA, *FILES)
-    (tmp_path / name).write_text('{"model": {"type": "BPE", ')
+    (tmp_path / name).write_text(text)
     [finding] = check_checkpoint(tmp_path)
-    assert (finding.severity, finding.cure) == ("error", "download it again")
+    assert finding.severity == "error"
+    assert finding.cure == "download it again; `git lfs pull` does after a clone"
     assert finding.message.startswith(f"{tmp_path / name} cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\n", "a pointer of git-lfs"),
+        (b"", "truncated"),
+        (b"\xff\xfe\0garbage", "no safetensors file"),
+        (b"\2\0\0\0\0\0\0\0xx", "malformed"),
+        (PART, "has 66 bytes instead of 70"),
+        (NO_WEIGHTS + b"more", "has 14 bytes instead of 10"),
+    ],
+)
+@pytest.mark.parametrize("name", ["model.safetensors", "a.safetensors"])
+def test_damaged_weights_are_found(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
+    """By the length and the header with which the file begins; of shards, too."""
+    write(tmp_path, LLAMA, "tokenizer.json", "chat_template.jinja")
+    (tmp_path / name).write_bytes(content)
+    if name == "a.safetensors":
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": {"x": name}}))
+    [finding] = check_checkpoint(tmp_path)
+    assert finding.severity == "error"
+    assert finding.message.startswith(f"{tmp_path / name} cannot be read: ")
+    assert reason in finding.message
+
+
+@pytest.mark.parametrize("kind", ["other name", "folder", "dead link"])
+def test_weights_that_the_library_would_not_load_are_missing(kind: str, tmp_path: Path) -> None:
+    """It wants `model.safetensors` or an index."""
+    weights = tmp_path / "model.safetensors"
+    write(tmp_path, LLAMA, "tokenizer.json", "chat_template.jinja", "model.fp16.safetensors")
+    if kind == "folder":
+        weights.mkdir()
+    elif kind == "dead link":
+        weights.symlink_to("none")
+    [finding] = check_checkpoint(tmp_path)
+    assert finding.message.endswith("lacks weights: model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("chat_template.jinja", "a\n{% if %}", "line 2 of {}: "),
+        ("chat_template.jinja", "\xff", "{} cannot be read: "),
+        ("processor_config.json", '{"chat_template": "{% for"}', "line 1 of chat_template of {}: "),
+        ("tokenizer_config.json", '{"chat_template": "{{"}', "line 1 of chat_template of {}: "),
+    ],
+)
+def test_a_template_that_does_not_parse(name: str, text: str, place: str, tmp_path: Path) -> None:
+    """It is named with its line, unless the configuration has another one."""
+    write(tmp_path, LLAMA, "tokenizer.json", "model.safetensors")
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    [finding] = check_checkpoint(tmp_path)
+    assert (finding.severity, finding.key) == ("error", "handler.model")
+    assert finding.message.startswith(place.format(tmp_path / name))
+    assert not list(check_checkpoint(tmp_path, has_template=True))
+
+
+def test_templates_for_training_parse(tmp_path: Path) -> None:
+    """The library knows a tag that marks replies."""
+    write(tmp_path, LLAMA, *FILES)
+    template = "{% generation %}{% for m in messages %}{% break %}{% endfor %}{%- endgeneration -%}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    assert not list(check_checkpoint(tmp_path))
 
 
 def test_without_transformers_names_are_not_checked(

@@ -278,8 +278,9 @@ def test_weights_are_counted_in_their_files(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (None, "cannot be read"),
-        ("{", "not JSON"),
-        ("[]", "not the configuration"),
+        ("{", "not the configuration of a model: Expecting"),
+        ("[]", "not the configuration of a model: Expected `object`"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"model_type": "new"}', "use_diff=False"),
     ],
 )

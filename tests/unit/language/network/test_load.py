@@ -115,6 +115,5 @@ def test_weights_that_are_missing_are_never_made_up(tmp_path: Path) -> None:
         load_model(settings, folder, CPU)
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match="its weights are damaged") as refused:
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read: it has \d+ bytes"):
         load_model(settings, folder, CPU)
-    assert "\n" not in str(refused.value)

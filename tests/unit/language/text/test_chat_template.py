@@ -110,8 +110,18 @@ def test_an_opening_is_how_every_first_prompt_begins() -> None:
 
 def test_a_malformed_template_is_no_model() -> None:
     """Else each prompt would be refused."""
-    with pytest.raises(ConfigError, match=r"line 2 of the chat template: .*endfor"):
+    with pytest.raises(
+        ConfigError, match=r"line 2 of the chat template: .*endfor.*; correct chat_template"
+    ):
         chat("{% for m in messages %}\n{% if x %}{% endfor %}")
+
+
+def test_several_templates_without_a_default_are_no_model() -> None:
+    """The error is about the chat template, and has a remedy."""
+    tokenizer = tokenizer_of(*SPECIAL)
+    tokenizer.chat_template = {"rag": "x", "tool_use": "y"}
+    with pytest.raises(ConfigError, match=r"the chat template cannot be used: .*handler\.chatTem"):
+        ChatText(tokenizer, tokenizer)
 
 
 def test_a_template_that_refuses_is_a_typed_error() -> None:
