@@ -116,9 +116,12 @@ docs: $(INSTALLED) ## write the tables of the configuration, build the site into
 	$(BIN)/python tools/config_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
+# Their values reach the shell as variables, since a path may have a quote.
+mar: export MODEL := $(MODEL)
+mar: export MODEL_CONFIG := $(MODEL_CONFIG)
 mar: $(SERVING) ## pack MODEL into build/chat.mar, or an example
 ifeq ($(EXAMPLE),)
-	PYTHON=$(BIN)/python ./archive.sh$(if $(MODEL), --model '$(MODEL)') --config '$(MODEL_CONFIG)'$(if $(PROFILE), --profile $(PROFILE))
+	PYTHON=$(BIN)/python ./archive.sh$(if $(MODEL), --model "$$MODEL") --config "$$MODEL_CONFIG"$(if $(PROFILE), --profile $(PROFILE))
 else
 	PYTHON=$(BIN)/python ./archive.sh --name '$(EXAMPLE)' --config 'examples/$(EXAMPLE)/model-config.yaml' \
 		--files 'examples/$(EXAMPLE)/model' $(if $(PROFILE),--profile $(PROFILE))

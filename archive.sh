@@ -8,13 +8,25 @@ if ! command -v "$python" >/dev/null; then
     echo "archive.sh: no $python: run 'make setup' first, or set PYTHON" >&2
     exit 2
 fi
-if [ "${*: -1}" = --model ]; then
-    echo "archive.sh: --model needs a value" >&2
-    exit 2
-fi
 arguments=()
-for argument in "$@"; do
-    [ "$argument" = --model ] || arguments+=("$argument")
+while [ $# -gt 0 ]; do
+    case $1 in
+        --model) model=${2-} && shift ;;
+        --model=*) model=${1#*=} ;;
+        *)
+            arguments+=("$1")
+            shift
+            continue
+            ;;
+    esac
+    case $model in
+        '' | -*)
+            echo "archive.sh: --model needs a value" >&2
+            exit 2
+            ;;
+    esac
+    arguments+=("$model")
+    shift
 done
 # A --config of the caller comes later, and counts.
 PYTHONPATH=$here/handlers${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m ts_stateful.cli pack \

@@ -27,8 +27,12 @@ _CODE = (
     "py.typed",
 )
 _CONFIG = "model-config.yaml"
-# Its own command exits with 0 where this raises.
-_ARCHIVER = "from model_archiver.model_packaging import generate_model_archive as main; main()"
+# The process dies with its parent, of which it gets the id; 1 is PR_SET_PDEATHSIG of prctl(2), and 9 SIGKILL.
+# The archiver's own command exits with 0 where this raises.
+_ARCHIVER = """import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+os.getppid() == int(sys.argv.pop(1)) or os._exit(1)
+from model_archiver.model_packaging import generate_model_archive as main; main()"""
 _REPORT_S = 0.5
 Report = Callable[[int, int], None]  # of bytes that are written, and of all
 
@@ -101,6 +105,8 @@ def _require_targets(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         if not path.exists():
             raise PackingFailed(f"{path} is a link to {path.readlink()}, which is missing")
+        if path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve()):
+            raise PackingFailed(f"{path} is a link to a folder that holds it; remove it")
 
 
 def _visible_files(folder: Path) -> Iterator[Path]:
@@ -139,7 +145,7 @@ def _archiver(contents: Contents, work: Path, *, as_folder: bool) -> subprocess.
         "--archive-format": "no-archive" if as_folder else "zip-store",
         "--export-path": str(work / "made"),
     }
-    command = [sys.executable, "-c", _ARCHIVER, "--force"]
+    command = [sys.executable, "-c", _ARCHIVER, str(os.getpid()), "--force"]
     return subprocess.Popen(
         [*command, *(part for option in options.items() for part in option)],
         env={**os.environ, "TMPDIR": str(work / "tmp")},

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.weights import NO_WEIGHTS
+from tests.support.worker import eventually
 from ts_stateful.cli.main import main
 
 _CLASS = "class Sum: ..."
@@ -28,7 +33,7 @@ def model(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_text("weights")
+    (folder / "model.safetensors").write_bytes(NO_WEIGHTS)
     return folder
 
 
@@ -125,6 +130,11 @@ def test_a_class_is_packed_with_its_file(
     ("arguments", "reason"),
     [
         (["nothing"], "nothing: no such file or folder, and neither a hub id"),
+        ([""], "'': no such file or folder"),
+        (["~nosuchuser/x"], "~nosuchuser has no home here"),
+        (["~nosuchuser/x.py:Sum"], "~nosuchuser has no home here"),
+        (["--config", "{empty}"], "handler.model: model is not packed"),
+        (["--files", "."], "handler.model: model is not packed"),
         (["."], ". has no config.json"),
         (["none.py:Sum"], "no such file: none.py"),
         (["a/sum.py"], "a/sum.py names no class: write a/sum.py:Class"),
@@ -146,7 +156,8 @@ def test_what_cannot_be_packed(
     file, wrong = tmp_path / "sum.py", tmp_path / "wrong.yaml"
     file.write_text(_CLASS)
     wrong.write_text("handler: {modle: x}")
-    given = [argument.format(file=file, wrong=wrong) for argument in arguments]
+    (empty := tmp_path / "empty.yaml").touch()
+    given = [argument.format(file=file, wrong=wrong, empty=empty) for argument in arguments]
     assert main(["pack", *given, "--output", str(tmp_path / "out")]) == 1
     out, err = capsys.readouterr()
     assert not out
@@ -160,6 +171,66 @@ def test_nothing_cannot_be_packed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["pack", "--output", str(tmp_path)]) == 1
     assert "name the MODEL" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("handler", "finding"),
+    [
+        ({"model": "owner/name"}, ""),
+        ({"model": "/models/x"}, ""),
+        ({"model": "packed"}, ""),
+        ({"model": "gpt2"}, "warning: handler.model: gpt2 is not packed, but taken for a hub id"),
+        ({"model": "./model"}, "error: handler.model: ./model is not packed"),
+        ({"model": "sum.py:Sum", **_STATES}, "error: handler.model: sum.py:Sum is not packed"),
+        ({"model": "packed/sum.py:Sum", **_STATES}, ""),
+    ],
+)
+def test_the_model_of_a_configuration_that_is_not_packed(
+    handler: dict[str, Any], finding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be on the hub, where the server runs, or among the files."""
+    (config := tmp_path / "c.yaml").write_text(
+        json.dumps({"sequenceBatching": True, "handler": handler})
+    )
+    (tmp_path / "files" / "packed").mkdir(parents=True)
+    (tmp_path / "files" / "packed" / "sum.py").write_text(_CLASS)
+    arguments = ["--config", str(config), "--files", str(tmp_path / "files")]
+    failed = main(["pack", *arguments, "--output", str(tmp_path / "out")])
+    assert failed == finding.startswith("error")
+    assert capsys.readouterr().err.startswith(finding)
+
+
+def test_a_link_to_a_folder_that_holds_it(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The archiver would copy the folder forty times."""
+    (model / "loop").symlink_to(".")
+    assert main(["pack", str(model), "--output", str(tmp_path / "out")]) == 1
+    assert "loop is a link to a folder that holds it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_archiver_ends_with_the_command(
+    number: signal.Signals, model: Path, tmp_path: Path
+) -> None:
+    """A terminated command removes its copy of the model; a killed one cannot."""
+    (fake := tmp_path / "fake" / "model_archiver").mkdir(parents=True)
+    (fake / "__init__.py").touch()
+    (fake / "model_packaging.py").write_text(
+        "import os, time\ndef generate_model_archive():\n    print(os.getpid(), file=open('pid', 'w'))\n    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "ts_stateful.cli", "pack", str(model), "--output", "out"]
+    environ = {**os.environ, "PYTHONPATH": str(fake.parent)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE) as process:
+        eventually(lambda: (tmp_path / "pid").is_file() and bool((tmp_path / "pid").read_text()))
+        process.send_signal(number)
+        _, errors = process.communicate()
+    archiver = Path("/proc") / (tmp_path / "pid").read_text().strip() / "cmdline"
+    eventually(lambda: not archiver.exists() or not archiver.read_bytes())  # a zombie has none
+    if number == signal.SIGTERM:
+        assert process.returncode == 143
+        assert b"Traceback" not in errors
+        assert not list((tmp_path / "out").iterdir())
 
 
 def test_an_error_of_the_archiver_is_reported(

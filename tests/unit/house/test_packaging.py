@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.weights import NO_WEIGHTS
+
 _MODEL_FILES = {
     "config.json": '{"model_type": "llama"}',
     "tokenizer.json": "{}",
-    "model.safetensors": "weights",
+    "model.safetensors": NO_WEIGHTS.decode(),
     ".cache/x": "hidden",
 }
 
@@ -202,6 +204,11 @@ def test_a_folder_archive_replaces_an_older_one_and_nothing_else(
         (["--config", "none.yaml"], "no such configuration"),
         (["--colour"], "unrecognized arguments: --colour"),
         (["--model"], "needs a value"),
+        (["--model", "", "--version", "2"], "needs a value"),
+        (["--model", "--version", "2"], "needs a value"),
+        (["--model="], "needs a value"),
+        (["--model=no such model"], "neither a hub id"),
+        ([], "model is not packed"),
     ],
 )
 def test_a_wrong_argument_is_refused(
