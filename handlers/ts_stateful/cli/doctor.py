@@ -79,12 +79,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--model", default="chat", help="name of the model (default: %(default)s)")
-    for flag, port, text in (
-        ("--url", 8080, "address of the inference API"),
-        ("--management-url", 8081, "address of the management API"),
-        ("--metrics-url", 8082, "address of the metrics of a server without TorchServe"),
+    given = os.environ.get("TS_STATEFUL_URL")
+    for flag, url, port, text in (
+        ("--url", given, 8080, "address of the inference API"),
+        ("--management-url", None, 8081, "address of the management API"),
+        ("--metrics-url", None, 8082, "address of the metrics of a server without TorchServe"),
     ):
-        default = f"http://127.0.0.1:{port}"
+        default = url or f"http://127.0.0.1:{port}"
         parser.add_argument(flag, default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument(
         "--timeout",
@@ -154,7 +155,7 @@ def _examined(options: argparse.Namespace) -> Iterator[ExaminedModel]:
     address = parse_address(options.url)
     if address.is_grpc:
         raise ValueError(
-            f"the doctor needs HTTP, not --url {options.url}; give http:// or https://"
+            f"the doctor needs HTTP, not {options.url}; give --url http:// or https://"
         )
     metrics = parse_address(options.metrics_url)
     metrics_url = f"{metrics.scheme}://{metrics.authority}{metrics.path}/metrics"

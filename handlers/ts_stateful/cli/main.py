@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Any, cast
 
 import msgspec
@@ -61,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         replace_closed_streams()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")  # an encoding may lack characters
         for sentence in misspelled(os.environ):
             Terminal(sys.stderr).line(f"warning: {sentence}")
         return _run(build_parser().parse_args(arguments), arguments)

@@ -314,8 +314,10 @@ def test_a_server_without_torchserve_is_examined(front: Readiness, name: str, sa
     assert practice.said.endswith("not repaired: no request to the management API can repair this")
 
 
-def test_the_command_speaks_http(fake: FakeSessions, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its exit status is that of the model; malformed URLs are 2."""
+def test_the_command_speaks_http(
+    fake: FakeSessions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its exit status is that of the model; malformed URLs are 2. The variable of other commands counts."""
     closed = "http://127.0.0.1:1"
     with http_server(fake) as port:
         address = ["--url", f"http://127.0.0.1:{port}", "--management-url", closed]
@@ -323,6 +325,11 @@ def test_the_command_speaks_http(fake: FakeSessions, capsys: pytest.CaptureFixtu
         assert "ok: chat answers" in capsys.readouterr().out
         assert fake.headers[0]["authorization"] == "Bearer secret"
         assert fake.headers[0]["ts_request_sequence_id"] == PROBE_SESSION
+        monkeypatch.setenv("TS_STATEFUL_URL", address[1])
+        assert main(["doctor", *address[2:], "--timeout", "60"]) == 0
+    monkeypatch.setenv("TS_STATEFUL_URL", "grpc://127.0.0.1:7070")
+    assert main(["doctor"]) == 2
+    assert "needs HTTP, not grpc://127.0.0.1:7070; give --url" in capsys.readouterr().err
     assert main(["doctor", "--url", closed, "--management-url", closed]) == 1
     capsys.readouterr()
     assert main(["doctor", "--url", closed, "--management-url", closed, "--json"]) == 1

@@ -205,6 +205,16 @@ def test_an_interrupt_of_the_imports_is_status_130(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_a_character_that_the_output_lacks_is_escaped(repository: Path, tmp_path: Path) -> None:
+    """In a path, for instance; nothing is lost in a log of ASCII."""
+    (model := tmp_path / "Mödell").symlink_to(repository / "examples" / "shapes" / "model")
+    command = [sys.executable, "-m", "ts_stateful.cli", "plan", "--sessions", "4"]
+    command += ["--model", str(model)]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, "M\\xf6dell" in done.stdout) == (0, True), done.stderr
+
+
 def test_an_interrupt_elsewhere_is_status_130(
     run: Run, fake: FakeSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
