@@ -106,9 +106,7 @@ class Shaper:
             TypeError: a tensor is not what is declared.
         """
         num_rows, settings = len(rows), self._settings
-        all_declared: list[Declared] = [*settings.outputs, *settings.states]
-        for declared, tensor in zip(all_declared, (*outputs, *states), strict=True):
-            _check(declared, tensor, num_rows)
+        self._check(num_rows, outputs, states)
         on_host = [
             _rows_first(_without_fillers(tensor, declared, num_rows), declared).to("cpu")
             for declared, tensor in zip(settings.outputs, outputs, strict=True)
@@ -137,6 +135,13 @@ class Shaper:
             ],
             [lengths(*pair) for pair in zip(settings.states, states, strict=True)],
         )
+
+    def _check(self, num_rows: int, outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+        settings = self._settings
+        given = settings.max_rows if settings.fixed_rows else num_rows
+        all_declared: list[Declared] = [*settings.outputs, *settings.states]
+        for declared, tensor in zip(all_declared, (*outputs, *states), strict=True):
+            _check(declared, tensor, given)
 
     def _stacked(
         self,
@@ -168,9 +173,11 @@ class Shaper:
         if tensor.control is not None:
             flags = [_flag(tensor.control, row) for row in rows]
             flags += [False] * (num_rows - len(rows))
-            shape = (num_rows, *(1 for _ in tensor.shape))
-            made = torch.tensor(flags).view(shape).expand(num_rows, *tensor.shape)
-            return made.movedim(0, tensor.rows_dim).to(self._device, dtype)
+            one = torch.tensor(flags, dtype=dtype).view(num_rows, *(1 for _ in tensor.shape))
+            made = one.repeat(
+                1, *tensor.shape
+            )  # not expanded: the model may write into each element
+            return made.movedim(0, tensor.rows_dim).to(self._device)
         name = tensor.lengths_of or tensor.mask_of
         assert name is not None
         lengths = _lengths_of_inputs(self._settings, rows, name)
@@ -257,7 +264,7 @@ def _check(declared: Declared, tensor: Tensor, num_rows: int) -> None:
     fits = len(shape) == len(declared.shape) and all(
         size in (-1, found) for size, found in zip(declared.shape, shape, strict=True)
     )
-    if not fits or rows < num_rows or tensor.dtype != torch_dtype(declared.datatype):
+    if not fits or rows != num_rows or tensor.dtype != torch_dtype(declared.datatype):
         expected = list(map(str, declared.shape))
         expected.insert(rows_dim, "rows")
         raise TypeError(

@@ -25,7 +25,7 @@ from ts_stateful.recurrent.few_rows import choose_library
 from ts_stateful.recurrent.lifecycle import StepLifecycle
 from ts_stateful.recurrent.lookup import Sequences
 from ts_stateful.recurrent.outbox import StepOutbox
-from ts_stateful.recurrent.passes import Passes
+from ts_stateful.recurrent.passes import Passes, Stepped
 from ts_stateful.recurrent.persistence import NoStepPersistence, StepPersistence
 from ts_stateful.recurrent.program import Program, load_program
 from ts_stateful.recurrent.reports import info
@@ -33,7 +33,7 @@ from ts_stateful.recurrent.requests import RecurrentRequests
 from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.slots import SlotPool, initial_states, slot_bytes
 from ts_stateful.recurrent.step import PendingStep
-from ts_stateful.recurrent.step_records import FoundSequence, scope_of
+from ts_stateful.recurrent.step_records import Answered, FoundSequence, scope_of
 from ts_stateful.recurrent.verify import verify_program
 from ts_stateful.sessions.places import UNLIMITED_BYTES, Limits
 from ts_stateful.sessions.session import Session
@@ -147,9 +147,8 @@ class RecurrentKind:
 
     def _run(self, jobs: Sequence[PendingStep]) -> None:
         """Run a pass. A step that makes it fail is refused, and the others run without it."""
-        rows, slots = [job.row for job in jobs], [job.session.state.slot for job in jobs]
         try:
-            stepped = self._passes.run(rows, slots)
+            stepped, answers = self._stepped(jobs)
         except torch.AcceleratorError:
             raise  # the device is poisoned: the process must die, and its supervisor starts another
         except Exception as error:  # a model may raise anything
@@ -164,7 +163,15 @@ class RecurrentKind:
                 self._steps.fail(jobs[0], defect(error, "a step"))
             return
         self._num_steps += len(jobs) - len(stepped.errors)
-        self._steps.finish(jobs, stepped)
+        self._steps.finish(jobs, stepped, answers)
+
+    def _stepped(self, jobs: Sequence[PendingStep]) -> tuple[Stepped, Sequence[Answered]]:
+        """Return the results and the answers of a pass. If this raises, all states are as they were."""
+        rows, slots = [job.row for job in jobs], [job.session.state.slot for job in jobs]
+        stepped = self._passes.run(rows, slots)
+        answers = self._steps.answers(jobs, stepped)  # a result of the model may not be readable
+        self._passes.keep(stepped)
+        return stepped, answers
 
 
 def build_engine(

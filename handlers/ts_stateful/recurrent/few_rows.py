@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from ts_stateful.config.schema import StateConfig
-from ts_stateful.recurrent.program import Program, torch_dtype
+from ts_stateful.recurrent.batch import Shaper
+from ts_stateful.recurrent.program import Program
+from ts_stateful.recurrent.verify import made_up_row
 
 __all__ = ["choose_library"]
 
@@ -42,10 +44,14 @@ def choose_library(
     if not torch.backends.mkldnn.is_available():
         return
     chosen, gain = 0, 0.0
-    for num_rows, quotient in _quotients(program, settings, initial, clock):
-        if quotient < _GAIN:
-            break
-        chosen, gain = num_rows, max(gain, quotient)
+    try:
+        for num_rows, quotient in _quotients(program, settings, initial, clock):
+            if quotient < _GAIN:
+                break
+            chosen, gain = num_rows, max(gain, quotient)
+    except Exception as error:  # whatever a user's program raises
+        chosen = 0
+        logger.info("%s: passes of few rows could not be timed: %s", program.name, error)
     program.plain_rows = chosen
     if chosen:
         logger.info(
@@ -60,14 +66,12 @@ def _quotients(
     program: Program, settings: StateConfig, initial: Sequence[Tensor], clock: Callable[[], float]
 ) -> Iterator[tuple[int, float]]:
     """Yield numbers of rows, and the time with oneDNN over that without it."""
-    until = clock() + _PATIENCE_S
-    for num_rows in _SIZES:
+    until, shaper = clock() + _PATIENCE_S, Shaper(settings, initial[0].device)
+    for num_rows in (settings.max_rows,) if settings.fixed_rows else _SIZES:
         if num_rows > settings.max_rows or clock() > until:
             return
-        inputs = [
-            torch.zeros(num_rows, *each.shape, dtype=torch_dtype(each.datatype))
-            for each in settings.inputs
-        ]
+        rows = [made_up_row(settings, number) for number in range(num_rows)]
+        inputs = shaper.inputs(rows, num_rows)
         states = [
             tensor.repeat_interleave(num_rows, state.rows_dim)
             for state, tensor in zip(settings.states, initial, strict=True)

@@ -62,8 +62,19 @@ class StepLifecycle:
             self.fail(job, OutOfMemory("the device has no memory left for this step"))
         return [job for job in jobs if job not in stuck] if stuck else jobs
 
-    def finish(self, jobs: Sequence[PendingStep], stepped: Stepped) -> None:
-        """Take the results of a pass; each step is answered when it is written."""
+    def answers(self, jobs: Sequence[PendingStep], stepped: Stepped) -> Sequence[Answered]:
+        """Return the answers to the steps of a pass that have succeeded and are not answered yet."""
+        done = []
+        for row, job in enumerate(jobs):
+            if row not in stepped.errors and job.recorded is None:
+                self._table.touch(job.session)
+                done.append((row, job))
+        return self._outbox.answers(done, stepped.outputs)
+
+    def finish(
+        self, jobs: Sequence[PendingStep], stepped: Stepped, answers: Sequence[Answered]
+    ) -> None:
+        """Take the results of a pass and its `answers`; each is sent when its step is written."""
         done = []
         for row, (job, lengths) in enumerate(zip(jobs, stepped.lengths, strict=True)):
             if row in stepped.errors:
@@ -72,13 +83,11 @@ class StepLifecycle:
             state = job.session.state
             state.lengths = lengths
             state.num_steps += 1
-            self._table.touch(job.session)
             if job.recorded is None:
-                done.append((row, job))
+                done.append(job)
             else:
                 self._repeated(job, job.recorded)
-        answers = self._outbox.answers(done, stepped.outputs)
-        for (_, job), answered in zip(done, answers, strict=True):
+        for job, answered in zip(done, answers, strict=True):
             if job.session.state.log_position is None:
                 self._answer(job, answered)
             else:
@@ -178,6 +187,7 @@ class StepLifecycle:
 
     def _repeated(self, job: PendingStep, answered: Answered) -> None:
         """Take a step that was run again for its states."""
+        self._table.touch(job.session)
         job.session.state.last_answer = answered.repeatable
         self._leave(job)
         self._advance(job.session)

@@ -53,7 +53,7 @@ class StepOutbox(Outbox):
     def answers(
         self, done: Sequence[tuple[int, PendingStep]], outputs: Sequence[OutputRows]
     ) -> list[Answered]:
-        """Return the answers to steps that were these rows of a pass."""
+        """Return the answers to steps that were these rows of a pass, before they are counted."""
         answers = []
         for row, job in done:
             step, session = job.step, job.session
@@ -71,7 +71,7 @@ class StepOutbox(Outbox):
                 document = StepAnswer(
                     model_name=self.model_name,
                     session_id=session.session_id,
-                    turn=session.state.num_steps,
+                    turn=session.state.num_steps + 1,
                     outputs=[outputs[number].answers[row] for number in shown],
                     id=step.id,
                     closed=step.end,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,12 +21,14 @@ __all__ = ["Passes", "Stepped"]
 
 class Stepped(NamedTuple):
     """The results of a pass: the outputs, the new lengths of each row's states and, by the numbers of rows, why
-    states stay as they were.
+    states stay as they were. `Passes.keep` writes the new `states` into the `slots`, of which the last may be fillers.
     """
 
     outputs: Sequence[OutputRows]
     lengths: Sequence[Sequence[int | None]]
     errors: Mapping[int, ContextTooLong]
+    states: Sequence[Tensor]
+    slots: Tensor
 
 
 class Passes:
@@ -43,7 +45,8 @@ class Passes:
     def run(self, rows: Sequence[InputRow], slots: Sequence[int]) -> Stepped:
         """Step the sequences in these slots, whose rows must have the same key (see `Grouping`).
 
-        Rows with `InputRow.start` begin with the initial states. Raises what the model raises; no state has changed then.
+        Rows with `InputRow.start` begin with the initial states. Raises what the model raises. No state has changed
+        until `keep` is called.
         """
         fresh = [slot for slot, row in zip(slots, rows, strict=True) if row.start]
         if fresh:
@@ -53,14 +56,31 @@ class Passes:
         gathered = self._pool.gather(index, self._shaper.longest(rows))
         states = self._shaper.blanked(gathered, rows)
         outputs, new = self._program(self._shaper.inputs(rows, num_rows), states)
-        return self._commit(rows, index, self._shaper.results(rows, outputs, new))
+        results = self._shaper.results(rows, outputs, new)
+        grown = [self._grown(number, results, len(rows)) for number in range(len(new))]
+        lengths = [of_rows for _, of_rows in grown]
+        return Stepped(
+            results.outputs,
+            _by_row(lengths, len(rows)),
+            self._errors(lengths),
+            [tensor for tensor, _ in grown],
+            index,
+        )
 
-    def _commit(self, rows: Sequence[InputRow], index: Tensor, results: Results) -> Stepped:
-        num_rows = len(rows)
-        grown = [self._grown(number, results, num_rows) for number in range(len(results.states))]
-        errors = self._errors([lengths for _, lengths in grown])
-        self._scatter(index, [tensor for tensor, _ in grown], num_rows, errors)
-        return Stepped(results.outputs, _by_row([ls for _, ls in grown], num_rows), errors)
+    def keep(self, stepped: Stepped) -> None:
+        """Write the new states of a pass, but those of rows with an error."""
+        index, new, num_rows = stepped.slots, stepped.states, len(stepped.lengths)
+        if stepped.errors or num_rows < len(index):
+            good = [row for row in range(num_rows) if row not in stepped.errors]
+            if not good:
+                return
+            rows = torch.tensor(good, device=index.device)
+            index = index[rows]
+            new = [
+                tensor.index_select(state.rows_dim, rows)
+                for state, tensor in zip(self._settings.states, new, strict=True)
+            ]
+        self._pool.scatter(index, new)
 
     def _errors(self, lengths: Sequence[list[int] | None]) -> dict[int, ContextTooLong]:
         """Return, by row, the first state that would grow too long."""
@@ -92,22 +112,6 @@ class Passes:
             )
             lengths = [min(length, state.max) for length in lengths]
         return tensor.narrow(dim, 0, min(tensor.shape[dim], state.max)), lengths
-
-    def _scatter(
-        self, index: Tensor, new: Sequence[Tensor], num_rows: int, errors: Container[int]
-    ) -> None:
-        """Keep the new states of the `num_rows` rows but those with an error; `index` may name fillers after them."""
-        if errors or num_rows < len(index):
-            good = [row for row in range(num_rows) if row not in errors]
-            if not good:
-                return
-            rows = torch.tensor(good, device=index.device)
-            index = index[rows]
-            new = [
-                tensor.index_select(state.rows_dim, rows)
-                for state, tensor in zip(self._settings.states, new, strict=True)
-            ]
-        self._pool.scatter(index, new)
 
 
 def _by_row(

@@ -58,8 +58,9 @@ class Program:
         self.num_parameters = num_parameters
         self.plain_rows = 0
         self._function = function
+        self._rows_dim = settings.inputs[0].rows_dim
         self._num_outputs = len(settings.outputs)
-        self._num_states = len(settings.states)
+        self._names = [declared.name for declared in (*settings.outputs, *settings.states)]
 
     def __call__(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor]
@@ -70,7 +71,7 @@ class Program:
             TypeError: the model returns something else.
             RuntimeError: it would end the process, as `sys.exit` does.
         """
-        plain = self.plain_rows > 0 and inputs[0].shape[0] <= self.plain_rows
+        plain = self.plain_rows > 0 and inputs[0].shape[self._rows_dim] <= self.plain_rows
         try:
             with torch.inference_mode(), _without_onednn() if plain else contextlib.nullcontext():
                 made = self._function(*inputs, *states)
@@ -79,13 +80,27 @@ class Program:
         except BaseException as error:  # the sequences of others are in this process
             ended = RuntimeError(f"{self.name} raised {type(error).__name__}")
             raise ended.with_traceback(error.__traceback__) from None
-        made = [made] if isinstance(made, Tensor) else list(made)
-        if len(made) != self._num_outputs + self._num_states:
-            raise TypeError(
-                f"{self.name} returns {len(made)} tensors; {self._num_outputs} outputs and"
-                f" {self._num_states} states are declared, in one flat tuple"
-            )
-        return made[: self._num_outputs], made[self._num_outputs :]
+        tensors = self._tensors((made,) if isinstance(made, Tensor) else made)
+        return tensors[: self._num_outputs], tensors[self._num_outputs :]
+
+    def _tensors(self, made: Any) -> list[Tensor]:
+        """Return the results without gradients, which views of parameters have in inference mode too."""
+        if not isinstance(made, tuple | list):
+            raise self._refusal(f"a {type(made).__name__}")
+        for number, result in enumerate(made, 1):
+            if not isinstance(result, Tensor):
+                raise self._refusal(f"a {type(result).__name__} as result {number}")
+            if result.layout is not torch.strided:
+                raise self._refusal(f"a {result.layout} tensor as result {number}")
+        if len(made) != len(self._names):
+            raise self._refusal(f"{len(made)} tensors")
+        return [tensor.detach() for tensor in made]
+
+    def _refusal(self, what: str) -> TypeError:
+        return TypeError(
+            f"{self.name} returns {what}; return one flat tuple of dense tensors, outputs and then states:"
+            f" ({', '.join(self._names)})"
+        )
 
 
 @contextlib.contextmanager

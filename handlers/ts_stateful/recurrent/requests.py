@@ -119,7 +119,7 @@ class RecurrentRequests:
                 break  # those before it are of another sequence
         state = session.state
         last = None if session.busy else state.last_answer
-        is_same = last is not None and (not command.start or last.identity == asked)
+        is_same = last is not None and (not asked or last.identity == asked)
         if last is not None and is_same and command.turn == state.num_steps:
             self._outbox.replay(message.request_id, command, last)
             return True

@@ -67,6 +67,20 @@ def test_a_last_step_that_is_sent_again_is_answered_again(every: int) -> None:
     assert total(harness.ask(add(2, turn=2, end=True))) == 7
 
 
+@STORES
+def test_an_end_is_no_repetition_of_a_step_without_one(every: int) -> None:
+    """Whatever its inputs are; the sequence goes on, here and in another engine."""
+    start = starting(every)
+    harness = start(every)
+    harness.ask(add(1, turn=1))
+    last = harness.ask(add(2, turn=2))
+    for engine in (harness, start(every)) if every else (harness,):
+        for number in (2, 3):
+            assert code(engine.ask(add(number, turn=2, end=True))) == "turn_gap"
+        assert engine.ask(add(2, turn=2)) == last | {"replayed": True}
+    assert total(engine.ask(add(3, turn=3, end=True))) == 6
+
+
 def test_the_answer_to_a_last_step_is_also_known_to_the_next_engine() -> None:
     """The store keeps it."""
     start = starting(3)

@@ -196,6 +196,62 @@ def test_a_step_that_fails_leaves_the_state_and_disturbs_nobody() -> None:
     assert total(harness.ask(add(4, "a"))) == 5
 
 
+@pytest.mark.parametrize("encoding", [Encoding.JSON, Encoding.PACKED, Encoding.RAW])
+def test_results_may_be_views_of_parameters(encoding: Encoding) -> None:
+    """Outputs and states; the slots hold no graph."""
+    bias = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    vector = {"shape": [2], "raw": "text"}
+    settings = state_settings(
+        inputs=[{"name": "x", **vector}],
+        outputs=[{"name": "y", **vector}],
+        states=[{"name": "h", "shape": [2]}],
+    )
+
+    def run(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return bias.expand(len(x), 2), bias.expand(len(x), 2)
+
+    harness = StateHarness(run, settings)
+    step = Step(session_id="a", inputs=(InputTensor("x", [0.0, 0.0]),))
+    asked = harness.submit(step, encoding=encoding)
+    harness.run()
+    assert b"error" not in harness.events[asked].body
+    (session,) = harness.engine.table
+    assert not any(state.requires_grad for state in session.state.copied())
+
+
+class Unreadable(Tensor):
+    """A tensor whose elements cannot be read if 13 is among them."""
+
+    def tolist(self) -> Any:
+        """Return the elements."""
+        elements = super().tolist()
+        if str(BAD) in str(elements):
+            raise ValueError(elements)
+        return elements
+
+
+@pytest.mark.parametrize("encoding", [Encoding.JSON, Encoding.RAW])
+def test_a_result_that_cannot_be_sent_fails_its_step_alone(encoding: Encoding) -> None:
+    """Its state is what it was."""
+
+    def run(number: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        total = total + number
+        return total.as_subclass(Unreadable), total
+
+    initial = [torch.zeros(1, 1, dtype=torch.int64)]
+    harness = StateHarness(run, state_settings(**COUNTER), initial=initial)
+    for name in "ab":
+        harness.ask(add(1, name))
+    bad, good = harness.submit(add(BAD - 1), encoding=encoding), harness.submit(add(2, "b"))
+    first = harness.submit(add(BAD, "c"), encoding=encoding)
+    harness.run()
+    assert [harness.code(request_id) for request_id in (bad, first)] == ["internal", "internal"]
+    assert total(harness.answer(good)) == 3
+    again = harness.ask(add(4))
+    assert (total(again), again["turn"]) == (5, 2)
+    assert harness.ask(add(1, "c"))["turn"] == 1
+
+
 def test_what_a_failed_pass_has_computed_is_not_kept_for_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

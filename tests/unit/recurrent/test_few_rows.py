@@ -34,7 +34,8 @@ class Timed(nn.Module):
         """One step."""
         onednn: Any = torch.backends.mkldnn
         self.calls.append(onednn.enabled)
-        self.now += self._seconds(len(x), self.calls[-1])
+        assert x.all(), "zeros are no usual inputs"
+        self.now += self._seconds(h.shape[0], self.calls[-1])
         return h + x, h + x
 
 
@@ -85,6 +86,43 @@ def test_no_more_is_timed_than_the_load_has_patience_for() -> None:
 def test_nothing_is_timed_beyond_the_rows_of_a_pass() -> None:
     """Nor called."""
     assert chosen(Timed(with_layout), maxRows=2).plain_rows == 2
+
+
+def test_a_pass_of_fixed_rows_is_timed_as_it_is() -> None:
+    """A program may take no other number."""
+    fixed: list[int] = []
+
+    def seconds(num_rows: int, onednn: bool) -> float:
+        fixed.append(num_rows)
+        return with_layout(num_rows, onednn)
+
+    assert chosen(Timed(seconds), maxRows=3, fixedRows=True).plain_rows == 3
+    assert set(fixed) == {3}
+
+
+def test_rows_of_inputs_are_where_the_model_has_them() -> None:
+    """While it is timed, and when it is called."""
+    module = Timed(with_layout)
+    inputs = [{"name": "x", "shape": [1, 3], "rowsDim": 1}]
+    settings = state_settings(**{**TENSORS, "inputs": inputs})
+    program = Program(lambda x, h: module(x[0], h), settings, name="timed", num_parameters=0)
+    choose_library(program, settings, INITIAL, lambda: module.now)
+    assert program.plain_rows == 4
+    module.calls.clear()
+    for num_rows in (4, 5):
+        program([torch.ones(1, num_rows, 3)], [torch.ones(num_rows, 3)])
+    assert module.calls == [False, True]
+
+
+def test_a_program_that_cannot_be_timed_is_served_as_it_is() -> None:
+    """The choice is no condition."""
+
+    def seconds(num_rows: int, onednn: bool) -> float:
+        if num_rows == 4 and not onednn:
+            raise ValueError("4")
+        return with_layout(num_rows, onednn)
+
+    assert chosen(Timed(seconds)).plain_rows == 0
 
 
 def test_inputs_of_any_length_are_not_timed() -> None:

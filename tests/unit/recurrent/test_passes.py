@@ -231,6 +231,26 @@ def test_the_model_is_told_where_a_sequence_stands() -> None:
     ]
 
 
+@pytest.mark.parametrize("datatype", ["BOOL", "FP32"])
+def test_controls_can_be_changed_in_place(datatype: str) -> None:
+    """Each element on its own."""
+
+    def run(x: Tensor, start: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = h + x * start.logical_not_()[:, :1]
+        return h, h
+
+    settings = state_settings(
+        inputs=[
+            {"name": "x", "shape": [1]},
+            {"name": "start", "datatype": datatype, "shape": [2], "control": "start"},
+        ],
+        outputs=[{"name": "y", "shape": [1]}],
+        states=[{"name": "h", "shape": [1]}],
+    )
+    harness = StateHarness(run, settings)
+    assert [output(harness.ask(step("a", "x", [1])), "y") for _ in range(3)] == [[0], [1], [2]]
+
+
 def test_a_sequence_begins_with_its_initial_state() -> None:
     """In whatever slot another one has been."""
     settings = state_settings(
