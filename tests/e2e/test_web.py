@@ -33,6 +33,36 @@ pytestmark = [
 
 SHOTS = ROOT / "build" / "web"  # docs/chat.md names the command that copies them
 HOSTILE = "<img src=http://example.com/a.png onerror=alert(1)><script>alert(2)</script>"
+# More sessions than a browser stores, which is some 5 million characters.
+_FILL = """() => {
+  const prefix = Object.keys(sessionStorage).find((key) => key.startsWith("ts-stateful:"));
+  const turns = [{ prompt: "w".repeat(100_000), files: [] }];
+  try {
+    for (let at = 1; ; at++) localStorage.setItem(`${prefix}old${at}`, JSON.stringify({ id: `old${at}`, at, turns }));
+  } catch {}
+  try {
+    for (let n = 0; ; n++) localStorage.setItem(`rest${n}`, "w".repeat(100));
+  } catch {}
+}"""
+_TEXTS = """() => {
+  const box = document.querySelector(".pane textarea");
+  const text = () => {
+    const data = new DataTransfer();
+    data.setData("text/plain", "a");
+    return data;
+  };
+  const copied = text();
+  copied.items.add(new File(["x"], "a.png", { type: "image/png" }));
+  const options = { bubbles: true, cancelable: true };
+  return [
+    new DragEvent("dragover", { ...options, dataTransfer: text() }),
+    new DragEvent("drop", { ...options, dataTransfer: text() }),
+    new ClipboardEvent("paste", { ...options, clipboardData: copied }),
+  ].map((event) => {
+    box.dispatchEvent(event);
+    return event.defaultPrevented;
+  });
+}"""
 _CASES = {"How many shapes are there?": "three", "What color is the circle?": "red"}
 
 
@@ -120,8 +150,12 @@ def test_the_stream_of_a_page_that_was_left_is_no_failure(url: str) -> None:
 
 
 def test_other_hosts_get_nothing(url: str) -> None:
-    """The page answers to the names of this machine alone, and gives out no file but uploads."""
-    assert httpx.get(url).status_code == 200
+    """The page answers to the names of this machine alone, in no frame, and gives out no file but uploads."""
+    answer = httpx.get(url)
+    assert answer.status_code == 200
+    assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Referrer-Policy"] == "no-referrer"
     assert httpx.get(url, headers={"Host": "example.com"}).status_code == 400
     assert httpx.get(f"{url}/gradio_api/file={ROOT}/setup.cfg").status_code == 403
 
@@ -220,6 +254,46 @@ def test_a_reload_shows_the_sessions_again(tab: WebPage) -> None:
     other.sessions().locator(".badge", has_text="closed").wait_for()
 
 
+def test_two_tabs_show_one_session(tab: WebPage) -> None:
+    """Neither loses a question of the other, and what one has saved is not saved again by the other."""
+    tab.ask("What color is the circle?")
+    other = WebPage(tab.page.context.new_page())
+    other.page.goto(tab.page.url)
+    other.page.evaluate("window.numSaved = 0; addEventListener('storage', () => numSaved++)")
+    tab.page.evaluate("window.numSaved = 0; addEventListener('storage', () => numSaved++)")
+    other.sessions().locator(".title").click()
+    other.turns().locator(".figures").wait_for()
+    tab.ask("And the square?")
+    other.sessions().filter(has_text="2 turns").wait_for()
+    other.ask("How many shapes are there?")
+    tab.sessions().filter(has_text="3 turns").wait_for()
+    other.page.reload()
+    other.turns().nth(2).wait_for()
+    assert other.turns().locator(".prompt p").all_inner_texts() == [
+        "What color is the circle?",
+        "And the square?",
+        "How many shapes are there?",
+    ]
+    assert tab.page.evaluate("numSaved") < 10
+
+
+def test_a_full_store_loses_its_oldest_sessions(tab: WebPage) -> None:
+    """The session on the page is kept, and is there after a reload."""
+    tab.page.evaluate(_FILL)
+    tab.ask("What color is the circle?")
+    tab.page.reload()
+    tab.turns().locator(".figures").wait_for()
+    assert tab.turns().locator(".prompt p").all_inner_texts() == ["What color is the circle?"]
+
+
+def test_only_files_are_taken_from_drops_and_pastes(tab: WebPage) -> None:
+    """Text stays text, also where a program has added a picture of it."""
+    assert tab.page.evaluate(_TEXTS) == [False, False, False]
+    tab.page.get_by_label("URL of a file").fill("https://[::1/cat.png")
+    tab.page.get_by_role("button", name="Add", exact=True).click()
+    tab.page.locator("#files .error", has_text="names no file").wait_for()
+
+
 def test_what_others_write_is_text(tab: WebPage, tmp_path: Path) -> None:
     """Neither a question nor a file's name becomes a tag; an error of the server is shown with its field."""
     picture = tmp_path / "<b>&lt;b&gt;.png"
@@ -262,6 +336,13 @@ def test_escape_stops_a_reply(browser: Browser, served: Served) -> None:
         assert tab.replies()[0].startswith("red")
         assert tab.pane().get_by_role("button", name="Send").is_visible()
         assert not tab.pane().get_by_role("button", name="Stop").is_visible()
+
+        tab.act("Fork after turn 1")
+        tab.turns(1).first.wait_for()
+        tab.type("And the square?", pane=1)
+        tab.pane(1).get_by_role("button", name="Stop").wait_for()
+        tab.page.get_by_label("URL of a file").press("Escape")
+        tab.turns(1).nth(1).wait_for()
 
 
 def test_a_restart_is_a_pause(tab: WebPage, served: Served) -> None:

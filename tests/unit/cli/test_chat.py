@@ -460,7 +460,7 @@ def test_a_typed_line_that_is_not_utf8_is_not_taken(url: str, tmp_path: Path) ->
     try:
         terminal.expect(_READS)
         os.write(terminal.master, b"caf\xe9\r")
-        terminal.expect("the line is not UTF-8")
+        terminal.expect("this is not UTF-8")
         terminal.type("\x7fe\r")
         terminal.expect("You said")
         terminal.expect(_READS)

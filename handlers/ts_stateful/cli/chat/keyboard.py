@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyPressEvent
 
-__all__ = [
-    "EDITING_MISSING",
-    "NOT_UTF8",
-    "Lines",
-    "PipedLines",
-    "TypedLines",
-    "is_utf8",
-    "lines_of",
-]
+__all__ = ["EDITING_MISSING", "Lines", "PipedLines", "TypedLines", "is_utf8", "lines_of"]
 
 EDITING_MISSING = "for history, pasting and Markdown: pip install 'torchserve-stateful[chat]'"
-NOT_UTF8 = "the line is not UTF-8"
 _MARK = "> "
 
 
@@ -83,7 +74,9 @@ class TypedLines:
             key_bindings=keys,
             completer=NestedCompleter({**dict.fromkeys(commands), **files}),
             complete_while_typing=False,
-            validator=Validator.from_callable(is_utf8, NOT_UTF8, move_cursor_to_end=True),
+            validator=Validator.from_callable(
+                is_utf8, "this is not UTF-8", move_cursor_to_end=True
+            ),
             validate_while_typing=False,
             prompt_continuation=" " * len(_MARK),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ts_stateful.cli.chat.files import FileRefused, Files
-from ts_stateful.cli.chat.keyboard import EDITING_MISSING, NOT_UTF8, Lines, is_utf8
+from ts_stateful.cli.chat.keyboard import EDITING_MISSING, Lines, is_utf8
 from ts_stateful.cli.chat.talk import Exchange, Talk
 from ts_stateful.cli.chat.words import ReplyTimes, counted, figures, reason, session_facts, waiting
 from ts_stateful.cli.terminal import Terminal
@@ -126,7 +126,7 @@ class ChatLoop:
     def _handle(self, line: str) -> None:
         try:
             if not is_utf8(line):
-                self._fail(f"error: {NOT_UTF8}")
+                self._fail("error: the line is not UTF-8")
             elif _is_command(line):
                 self._command(line)
             else:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,7 @@ __all__ = ["QUICK_S", "Conversation", "Question"]
 QUICK_S = 5.0
 """Seconds for what is no turn, so that a page never hangs."""
 
+_Turn = TypeVar("_Turn")
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -51,22 +53,28 @@ class Conversation:
         self._server = server
         self._session: Session | None = None
         self.saved = saved
-        self.exchanges: Mapping[int, Exchange] = {}
         self.tokens = 0
         self.live: LiveReply | None = None
         self._finishing = threading.Lock()
         self.error: Exception | None = None
         self.is_read = saved is None  # from the server
-        if saved is not None:
-            self.exchanges = {
-                number: Exchange(turn.prompt, "", turn.files)
-                for number, turn in enumerate(saved.turns, start=1)
-            }
+        turns = () if saved is None else saved.turns
+        self._questions: Mapping[int, SavedTurn] = dict(enumerate(turns, start=1))
+        self.exchanges: Mapping[int, Exchange] = {
+            number: Exchange(turn.prompt, "", turn.files)
+            for number, turn in self._questions.items()
+        }
 
     @property
     def state(self) -> SessionState:
         """Return `open` unless the server reported the session's end."""
         return "open" if self.saved is None else self.saved.state
+
+    def take(self, saved: SavedSession) -> None:
+        """Take what another tab has saved of the session, unless it is older."""
+        if self.saved is not None and saved.at >= self.saved.at and saved != self.saved:
+            self.saved, self._questions = saved, dict(enumerate(saved.turns, start=1))
+            self.exchanges = _up_to(len(saved.turns), self.exchanges)
 
     def ask(self, question: Question) -> LiveReply:
         """Begin a turn, and return its reply, which `finish` takes when it has ended."""
@@ -106,6 +114,8 @@ class Conversation:
             return None
         if live.exchange is not None and live.turn is not None:
             self.exchanges = {**self.exchanges, live.turn: live.exchange}
+            asked = SavedTurn.cut(live.prompt, live.files)
+            self._questions = {**self._questions, live.turn: asked}
             if usage := live.exchange.usage:
                 self.tokens = usage.prompt_tokens + usage.completion_tokens
         if live.error is not None:
@@ -148,25 +158,25 @@ class Conversation:
                 answer.usage,
                 answer.timing,
             )
+        running = self._asked(info.turns + 1)
         self._session, self.tokens, self.exchanges = session, info.tokens, exchanges
+        self._questions = {number: self._asked(number) for number in exchanges}
         self.saved, self.is_read = msgspec.structs.replace(self.saved, state="open"), True
         if info.running:
             turn = info.turns + 1
-            live = LiveReply(*msgspec.structs.astuple(self._asked(turn)))
+            live = LiveReply(running.prompt, running.files)
             self._start(live, lambda: live.read(Continuation(session, turn)))
 
     def _asked(self, number: int) -> SavedTurn:
-        turns = () if self.saved is None else self.saved.turns
-        return turns[number - 1] if number <= len(turns) else SavedTurn("")
+        return self._questions.get(number) or SavedTurn("")
 
     def fork(self, at_turn: int) -> Conversation:
         """Return a new session with the turns up to `at_turn`."""
         session = self._opened(timeout_s=QUICK_S).fork(at_turn=at_turn, timeout_s=QUICK_S)
         fork = Conversation(self._server)
         fork._session = session
-        fork.exchanges = {
-            number: one for number, one in self.exchanges.items() if number <= at_turn
-        }
+        fork.exchanges = _up_to(at_turn, self.exchanges)
+        fork._questions = _up_to(at_turn, self._questions)
         fork.tokens = session.opened.usage.prompt_tokens if session.opened else 0
         fork._save(fork_of=None if self.saved is None else self.saved.id)
         return fork
@@ -175,20 +185,21 @@ class Conversation:
         """Drop the turns after `to_turn`; return the prompt of the first of them."""
         self.error = None
         rewound = self._opened(timeout_s=QUICK_S).rewind(to_turn, QUICK_S)
-        dropped = self.exchanges.get(rewound.turn + 1)
-        self.exchanges = {
-            number: one for number, one in self.exchanges.items() if number <= rewound.turn
-        }
+        dropped = rewound.turn + 1
+        prompt = (self.exchanges.get(dropped) or self._asked(dropped)).prompt
+        self.exchanges = _up_to(rewound.turn, self.exchanges)
+        self._questions = _up_to(rewound.turn, self._questions)
         self.tokens = rewound.tokens
         self._save()
-        return "" if dropped is None else dropped.prompt
+        return prompt
 
     def _save(self, fork_of: str | None = None) -> None:
         if self._session is None:
             return
-        turns = [SavedTurn(one.prompt, one.files) for _, one in sorted(self.exchanges.items())]
+        last = max(self._questions, default=0)
+        turns = [self._asked(number) for number in range(1, last + 1)]
         if self.live is not None:
-            turns.append(SavedTurn(self.live.prompt, self.live.files))
+            turns.append(SavedTurn.cut(self.live.prompt, self.live.files))
         self.saved = SavedSession(
             id=self._session.session_id,
             at=SYSTEM_CLOCK.unix(),
@@ -196,6 +207,10 @@ class Conversation:
             fork_of=fork_of if self.saved is None else self.saved.fork_of,
             state=self.state,
         )
+
+
+def _up_to(turn: int, by_number: Mapping[int, _Turn]) -> dict[int, _Turn]:
+    return {number: one for number, one in by_number.items() if number <= turn}
 
 
 def _run(live: LiveReply, work: Callable[[], None]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from ts_stateful.cli.chat.files import is_url
 from ts_stateful.cli.chat.talk import Exchange
 from ts_stateful.cli.chat.words import counted
 from ts_stateful.cli.web.conversation import Conversation
@@ -32,6 +34,7 @@ _ENDED = {
     "closed": "This session was closed. The next question begins another.",
     "unknown": "The server does not know this session. The next question begins another.",
 }
+_committed_html = lru_cache(maxsize=4096)(reply_html)
 _EMPTY = (
     '<div class="empty"><b>Ask about a picture</b><span>The session keeps it: later questions compute only'
     " what is new.</span></div>"
@@ -49,9 +52,12 @@ def button(do: str, label: str, text: str, **data: object) -> str:
 
 def file_html(source: str) -> str:
     """Show an image, a clip, or the address of one. The browser fetches nothing from another host."""
-    if "://" in source or source.startswith("data:"):
-        parts = urlsplit(source)
-        name = f"{parts.netloc}{parts.path}" if parts.netloc else source[:40]
+    if is_url(source):
+        try:
+            parts = urlsplit(source)
+            name = f"{parts.netloc}{parts.path}" if parts.netloc else source[:40]
+        except ValueError:  # kept by the browser, or given by a client
+            name = source
         return f'<span class="link" title="{escape(source[:500])}">{escape(name[:60])}</span>'
     name = Path(source).name
     if not Path(source).is_file():  # an upload to an earlier run of the page
@@ -93,7 +99,7 @@ def _turn(number: int, one: Exchange, last: int) -> str:
     ending = "" if one.finish_reason in (None, "stop") else _badge(str(one.finish_reason))
     return (
         f'<article class="turn" aria-label="Turn {number}">{_prompt(one.prompt, one.files)}'
-        f'<div class="reply">{reply_html(one.reply)}</div>'
+        f'<div class="reply">{_committed_html(one.reply)}</div>'
         f'<footer>{_bar(one.usage)}<span class="figures">{" &middot; ".join(_figures(one))}</span>{ending}'
         f'<span class="acts">{"".join(acts)}</span></footer></article>'
     )

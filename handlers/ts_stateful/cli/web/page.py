@@ -7,10 +7,12 @@ from functools import partial, wraps
 from typing import Any
 
 import gradio as gr
+import msgspec
 
 from ts_stateful.cli.chat.loop import ChatOptions
 from ts_stateful.cli.web.layout import Parts, lay_out
 from ts_stateful.cli.web.pane_events import PaneEvents
+from ts_stateful.cli.web.saved import SavedTurn
 from ts_stateful.cli.web.tab import Failures
 from ts_stateful.cli.web.tabs import BrowserTabs
 from ts_stateful.cli.web.view import PageView, Update
@@ -71,7 +73,8 @@ class ChatPage:
     def _restored(self, event: gr.EventData, request: gr.Request) -> Iterator[Update]:
         tab = self._tabs.of(request)
         tab.recall(event.entries, event.shown)
-        yield self._view.all(tab)
+        prompt = tab.ask_again(msgspec.convert(event.pending, list[SavedTurn]))
+        yield self._view.all(tab, {0: prompt} if prompt else None)
         if self._view.watch.is_up:
             tab.read()
             yield self._view.all(tab)

@@ -13,9 +13,11 @@ from pathlib import Path
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio as gr
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ts_stateful.cli.chat.loop import ChatOptions
 from ts_stateful.cli.web.layout import head_script, style, theme
@@ -30,7 +32,30 @@ __all__ = ["serve_page"]
 _HOST = "127.0.0.1"
 # A page of another host whose name was pointed at this machine gets nothing.
 _KNOWN_HOSTS = Middleware(TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])
+# What Gradio needs, and nothing of another host; no page shows this one in a frame.
+_POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; base-uri 'self';"
+    " form-action 'self'; frame-ancestors 'none'"
+)
 _MAX_UPLOAD_BYTES = 1_000_000_000  # the most that the client sends
+
+
+class _GuardedAnswers:
+    """Answers with headers for the browser that keep other pages, and other hosts, away."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault("Content-Security-Policy", _POLICY)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+            await send(message)
+
+        await self._app(scope, receive, guarded)
 
 
 def serve_page(server: Server, probe: Server, options: ChatOptions, url: str, port: int) -> int:
@@ -41,7 +66,7 @@ def serve_page(server: Server, probe: Server, options: ChatOptions, url: str, po
     with tempfile.TemporaryDirectory(prefix="ts-stateful-chat-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         tabs = BrowserTabs(server, watch, options, Path(folder))
-        blocks = ChatPage(tabs, PageView(watch, url), options).build(f"ts-stateful:{url}:")
+        blocks = ChatPage(tabs, PageView(watch, url), options).build(f"ts-stateful:{url} ")
         watch.start()
         try:
             _launch(blocks, options, port)
@@ -80,7 +105,7 @@ def _launch(blocks: gr.Blocks, options: ChatOptions, port: int) -> None:
             theme=theme(),
             css=style(),
             head=head_script(),
-            app_kwargs={"middleware": [_KNOWN_HOSTS]},
+            app_kwargs={"middleware": [Middleware(_GuardedAnswers), _KNOWN_HOSTS]},
         )
     except OSError as error:
         raise OSError(f"{_HOST}:{port} is in use; name another --web-port") from error

@@ -14,6 +14,7 @@ __all__ = ["SavedSession", "SavedTurn", "SessionState", "is_clip", "parse_saved"
 
 SessionState = Literal["open", "expired", "closed", "unknown"]
 _TITLE_CHARS = 60
+_MOST_CHARS = 10_000  # of a prompt or a source: the store of a browser has some millions for all
 _CLIPS = (".wav", ".flac")  # the formats that servers take
 
 
@@ -22,6 +23,12 @@ class SavedTurn(Struct, frozen=True):
 
     prompt: str
     files: tuple[str, ...] = ()
+
+    @classmethod
+    def cut(cls, prompt: str, files: tuple[str, ...]) -> SavedTurn:
+        """Return a turn to save; what is very long in it is cut."""
+        short = prompt if len(prompt) <= _MOST_CHARS else f"{prompt[:_MOST_CHARS]}..."
+        return cls(short, tuple(source[:_MOST_CHARS] for source in files))
 
 
 class SavedSession(Struct, frozen=True, kw_only=True):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ts_stateful.cli.chat.files import FileRefused, Files
+from ts_stateful.cli.chat.files import FileRefused, Files, is_url
 from ts_stateful.cli.chat.loop import ChatOptions
+from ts_stateful.cli.chat.talk import Exchange
 from ts_stateful.cli.web.conversation import QUICK_S, Conversation, Question
 from ts_stateful.cli.web.live_reply import LiveReply
-from ts_stateful.cli.web.saved import SavedSession, is_clip, parse_saved, state_after
+from ts_stateful.cli.web.saved import SavedSession, SavedTurn, is_clip, parse_saved, state_after
 from ts_stateful.client import ClientError, PromptOptions, Server
 from ts_stateful.protocol.answers import ServerLimits
 from ts_stateful.protocol.errors import SessionError, StatefulError
@@ -40,15 +41,26 @@ class BrowserTab:
         self._uploads = uploads
         self._files: Files | None = None
         self._sessions: dict[str, SavedSession] = {}
+        self._kept: dict[str, SavedSession] = {}  # by the browser
         self._dropped: set[str] = set()
+        self._running: tuple[Conversation, ...] = ()  # with a reply in progress, also left ones
         self.panes: tuple[Conversation, ...] = (self._first(),)
         self.notice: Exception | None = None
         self.status = ""  # of the server, as the tab shows it
+        # The turns that each pane shows, with the number of their update.
+        self._drawn: dict[int, tuple[int, Mapping[int, Exchange]]] = {}
 
     def _first(self) -> Conversation:
         session = self._options.session
         saved = None if session is None else SavedSession(id=session.session_id, at=0.0)
         return Conversation(self._server, saved)
+
+    def is_drawn(self, pane: int, exchanges: Mapping[int, Exchange], update: int) -> bool:
+        """Return True if the pane shows these turns already; else update `update` shows them."""
+        last, drawn = self._drawn.get(pane, (0, None))
+        if drawn is not exchanges and last < update:
+            self._drawn[pane] = update, exchanges
+        return drawn is exchanges
 
     # Files.
 
@@ -72,8 +84,7 @@ class BrowserTab:
         """
         if self._files is None:
             raise FileRefused("the server has not answered yet; its limits are not known")
-        is_url = "://" in source or source.startswith("data:")
-        if not is_url and not self._is_given(source):
+        if not is_url(source) and not self._is_given(source):
             raise FileRefused(
                 f"{source[:60]!r} is neither an upload nor a URL like https://example.com/a.png"
             )
@@ -115,16 +126,28 @@ class BrowserTab:
         return self.panes[pane].ask(question)
 
     def finish(self, conversation: Conversation) -> str:
-        """Take the reply that has ended; after a failure return the prompt, and its files wait again."""
+        """Take the reply that has ended; after a failure return the prompt, and its files wait again.
+
+        A conversation that was left meanwhile is then shown beside.
+        """
+        is_left = conversation in self._running and conversation not in self.panes
         live = conversation.finish()
         if live is None or live.error is None:
             return ""
-        for source in live.files:
+        if is_left:
+            self.remember()
+            self.panes = (*self.panes[:1], conversation)
+        return self.ask_again([SavedTurn(live.prompt, live.files)])
+
+    def ask_again(self, questions: Iterable[SavedTurn]) -> str:
+        """Return the prompts of questions for the box, and let their files wait."""
+        questions = list(questions)
+        for source in (source for one in questions for source in one.files):
             try:
                 self.add(source)
             except (FileRefused, OSError) as error:
                 self.notice = error
-        return live.prompt
+        return "\n\n".join(one.prompt for one in questions)
 
     def fork(self, pane: int, turn: int) -> None:
         """Show a fork beside its source."""
@@ -171,10 +194,12 @@ class BrowserTab:
         return [one.saved.id for one in self.panes if one.saved is not None]
 
     def remember(self) -> None:
-        """Note the sessions of the panes for the browser."""
-        for one in self.panes:
+        """Note the sessions of the panes for the browser, and of those left with a reply in progress."""
+        noted = dict.fromkeys((*self._running, *self.panes))
+        for one in noted:
             if one.saved is not None:
                 self._sessions[one.saved.id] = one.saved
+        self._running = tuple(one for one in noted if one.live is not None)
 
     @property
     def sessions(self) -> list[SavedSession]:
@@ -184,11 +209,16 @@ class BrowserTab:
 
     def recall(self, documents: Iterable[Any], shown: Sequence[Any] = ()) -> None:
         """Take what the browser has kept, and show the sessions `shown`, as before a reload."""
-        self._sessions = {one.id: one for one in parse_saved(documents)}
+        saved = (one for one in parse_saved(documents) if one.id not in self._dropped)
+        self._kept = {one.id: one for one in saved}
+        self._sessions = dict(self._kept)
+        for pane in (*self._running, *self.panes):
+            if pane.saved is not None and pane.saved.id in self._kept:
+                pane.take(self._kept[pane.saved.id])
         if shown and self._files is not None:
             self._files.clear()  # those of the options were sent before the reload
-        for pane, session_id in enumerate(shown[:2]):
-            self.show(str(session_id), pane)
+        for number, session_id in enumerate(shown[:2]):
+            self.show(str(session_id), number)
 
     def check(self) -> None:
         """Mark the sessions that have ended."""
@@ -212,16 +242,24 @@ class BrowserTab:
                 self._server.attach(session_id, QUICK_S).close(QUICK_S)
         del self._sessions[session_id]
         self._dropped.add(session_id)
-        rest = (one for one in self.panes if one.saved is None or one.saved.id != session_id)
-        self.panes = tuple(rest) or (Conversation(self._server),)
+        ones = (*self._running, *self.panes)
+        gone = [one for one in ones if one.saved is not None and one.saved.id == session_id]
+        rest = tuple(one for one in self.panes if one not in gone)
+        self.panes = rest or (Conversation(self._server),)
+        self._running = tuple(one for one in self._running if one not in gone)
 
     def to_keep(self) -> str:
-        """Write what the browser has to keep, and to drop, as JSON without tags."""
+        """Write what the browser has to keep, as far as it lacks it, and to drop, as JSON without tags.
+
+        `pending` are the questions whose sessions are still being opened.
+        """
         sessions = self.sessions
         old = {one.id for one in sessions[_MOST_SAVED:]}
+        lives = [one.live for one in self._running if one.saved is None]
         document = {
-            "put": sessions[:_MOST_SAVED],
+            "put": [one for one in sessions[:_MOST_SAVED] if one != self._kept.get(one.id)],
             "drop": sorted(self._dropped | old),
             "shown": self.shown,
+            "pending": [SavedTurn(one.prompt, one.files) for one in lives if one is not None],
         }
         return msgspec.json.encode(document).decode().replace("<", "\\u003c")

@@ -62,6 +62,9 @@ class PageView:
         ]
         for index in range(PANES):
             update += self._pane(panes, index, (boxes or {}).get(index))
+            # Long conversations are not sent again as they are.
+            if index < len(panes) and tab.is_drawn(index, panes[index].exchanges, number):
+                update[1 - _PER_PANE] = gr.skip()
         return _numbered(number, update)
 
     def nothing(self) -> Update:
@@ -72,7 +75,7 @@ class PageView:
         """Yield updates until the replies in progress have ended: those of all panes, or of one."""
         panes = [one for index, one in enumerate(tab.panes) if number in (None, index)]
         running = [one for one in panes if one.live is not None]
-        shown, ids = "", list[str]()
+        shown, num_sessions = "", -1
         while running:
             tick_s = _TICK_S + _TICK_S_PER_CHAR * len(shown)
             for one in list(running):
@@ -86,8 +89,9 @@ class PageView:
             now = "".join(live_html(one, self.watch.problem) for one in running)
             if now != shown:
                 shown = now
-                yield self._live(tab) if ids == tab.shown else self.all(tab)  # a session was opened
-                ids = tab.shown
+                before, num_sessions = num_sessions, len(tab.sessions)
+                is_opened = before != num_sessions
+                yield self.all(tab) if is_opened else self._live(tab)
 
     def _files(self, tab: BrowserTab) -> str:
         hello = self.watch.hello

@@ -94,6 +94,28 @@ def test_a_session_is_read_again(server: Server, fake: FakeSessions) -> None:
     assert prompts(again) == ["one", "", "three"]
 
 
+def test_two_tabs_keep_the_questions_of_both(server: Server) -> None:
+    """Each takes what the other has saved later, and questions stay with their turns."""
+    first = Conversation(server)
+    ask(first, "one")
+    assert first.saved is not None
+    second = Conversation(server, first.saved)
+    second.restore()
+    ask(first, "two")
+    second.take(first.saved)
+    ask(second, "three")
+    assert second.saved is not None
+    asked = [turn.prompt for turn in second.saved.turns]
+    assert asked == ["one", "two", "three"]
+    second.take(first.saved)  # which is older
+    assert [turn.prompt for turn in second.saved.turns] == asked
+    first.take(second.saved)
+    assert first.saved == second.saved
+    assert second.rewind(1) == "two"
+    first.take(second.saved)
+    assert prompts(first) == ["one"]
+
+
 def test_a_turn_in_progress_goes_on(server: Server, fake: FakeSessions) -> None:
     """A session that is read in mid-reply shows the reply from its beginning to its end."""
     session = server.open()

@@ -80,6 +80,11 @@ def test_the_browser_fetches_no_file_of_another_host() -> None:
     )
 
 
+def test_a_malformed_url_is_shown_as_it_is() -> None:
+    """A browser may have kept one."""
+    assert "https://[::1/cat.png</span>" in file_html("https://[::1/cat.png")
+
+
 def test_the_state_of_the_server_is_shown() -> None:
     """A server that is down is a state with its reason, and a failed request of it an error in words."""
     assert "connected" in status_html("model", "grpc://host", None)

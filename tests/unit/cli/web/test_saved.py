@@ -22,6 +22,13 @@ def test_what_a_browser_has_kept_is_checked() -> None:
     assert parse_saved([*kept, {}, "x", None, {"id": "a", "at": 1, "state": "odd"}]) == [new, old]
 
 
+def test_what_is_very_long_is_cut() -> None:
+    """The store of a browser is small; so a long question and the data of a picture are saved in part."""
+    saved = SavedTurn.cut("a" * 10_001, ("b" * 20_000,))
+    assert saved == SavedTurn("a" * 10_000 + "...", ("b" * 10_000,))
+    assert SavedTurn.cut("a", ("b",)) == SavedTurn("a", ("b",))
+
+
 def test_a_session_is_named_by_its_first_prompt() -> None:
     """A title is one line of 60 characters; without a prompt it is the beginning of the id."""
     turns = (SavedTurn("a \n b" + "c" * 100),)

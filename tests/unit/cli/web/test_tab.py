@@ -8,15 +8,19 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.fake_sessions import FakeSessions, Fault
 from ts_stateful.cli.chat import ChatOptions
 from ts_stateful.cli.chat.files import FileRefused
+from ts_stateful.cli.chat.talk import Exchange
 from ts_stateful.cli.web.live_reply import LiveReply
+from ts_stateful.cli.web.saved import SavedTurn
 from ts_stateful.cli.web.tab import BrowserTab
-from ts_stateful.client import PromptOptions, RetryPolicy, Server, connect
+from ts_stateful.client import PromptOptions, RetryPolicy, Server, Session, connect
 from ts_stateful.protocol.errors import InternalError, SessionExpired
 
 _LONG_S = 60.0
@@ -97,6 +101,78 @@ def test_only_uploads_and_urls_are_files(tab: BrowserTab, tmp_path: Path) -> Non
     with pytest.raises(FileRefused, match="takes no clips"):
         tab.add(str(tmp_path / "up" / "a.wav"))
     assert tab.waiting == ()
+
+
+def test_a_malformed_url_is_refused(tab: BrowserTab) -> None:
+    """It would be refused by the server, and could not be shown."""
+    with pytest.raises(FileRefused, match="names no file"):
+        tab.add("https://[::1/cat.png")
+    assert tab.waiting == ()
+
+
+class Opening:
+    """A server that opens a session once it may."""
+
+    def __init__(self, server: Server, error: Exception | None) -> None:
+        self.server = server
+        self.error = error
+        self.may_open = threading.Event()
+
+    def open(self, **options: Any) -> Session:
+        """Open a session, or fail."""
+        assert self.may_open.wait(_LONG_S)
+        if self.error is not None:
+            raise self.error
+        return self.server.open(**options)
+
+
+@pytest.mark.parametrize("error", [None, InternalError("id 7")])
+def test_a_question_that_was_left_is_kept(
+    server: Server, tmp_path: Path, error: Exception | None
+) -> None:
+    """A reload asks it again until it has a session, which is then listed; after a failure it is shown beside."""
+    opening: Any = Opening(server, error)
+    tab = BrowserTab(opening, ChatOptions(), tmp_path)
+    live = tab.ask(0, "one", PromptOptions(), None)
+    assert live is not None
+    left = tab.panes[0]
+    tab.begin()
+    (pending,) = json.loads(tab.to_keep())["pending"]
+    again = BrowserTab(server, ChatOptions(), tmp_path)
+    assert again.ask_again([msgspec.convert(pending, SavedTurn)]) == "one"
+    opening.may_open.set()
+    assert live.wait(_LONG_S)
+    assert tab.finish(left) == ("one" if error else "")
+    assert (left in tab.panes) == bool(error)
+    assert [one.title for one in tab.sessions] == ([] if error else ["one"])
+    assert json.loads(tab.to_keep())["pending"] == []
+
+
+def test_the_browser_is_sent_what_it_lacks(tab: BrowserTab) -> None:
+    """Neither sessions that it has kept, nor those that this tab has closed, are sent or listed again."""
+    for prompt in ("one", "two"):
+        ask(tab, prompt)
+        tab.begin()
+    kept = json.loads(tab.to_keep())["put"]
+    assert [one["turns"][0]["prompt"] for one in kept] == ["two", "one"]
+    tab.recall(kept)
+    assert json.loads(tab.to_keep())["put"] == []
+    tab.end(kept[1]["id"])
+    tab.recall(kept)
+    assert [one.title for one in tab.sessions] == ["two"]
+
+
+def test_turns_are_drawn_once(tab: BrowserTab) -> None:
+    """Another pane and other turns are drawn; an update that was made before counts as such."""
+    one, two = {1: Exchange("a", "b")}, {1: Exchange("a", "b")}
+    assert [tab.is_drawn(0, one, 1), tab.is_drawn(0, one, 2), tab.is_drawn(1, one, 3)] == [
+        False,
+        True,
+        False,
+    ]
+    assert not tab.is_drawn(0, two, 6)
+    assert not tab.is_drawn(0, one, 5)
+    assert tab.is_drawn(0, two, 7)
 
 
 def test_a_reload_brings_the_panes_back(tab: BrowserTab, server: Server, tmp_path: Path) -> None:

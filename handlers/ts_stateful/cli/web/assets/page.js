@@ -1,5 +1,6 @@
 // The part of the chat page that runs in the browser: files, keys, the list of sessions that the browser keeps, and scrolling.
 const chatPage = (() => {
+  const SESSIONS = "ts-stateful:";
   const THEME = "ts-stateful:theme";
 
   function applyTheme() {
@@ -63,13 +64,17 @@ const chatPage = (() => {
       if (field.value.trim()) trigger({ do: "add", sources: [field.value] });
       field.value = "";
     });
+    // Programs that copy cells or rich text add a picture of it, and text is dragged too.
+    const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
     document.addEventListener("paste", (event) => {
       const files = [...(event.clipboardData?.files ?? [])];
-      if (!files.length) return;
+      const isText = event.clipboardData?.types.includes("text/plain") && event.target.closest("textarea, input");
+      if (!files.length || isText) return;
       event.preventDefault();
       add(files);
     });
     document.addEventListener("dragover", (event) => {
+      if (!hasFiles(event)) return;
       event.preventDefault();
       drop.classList.add("over");
     });
@@ -77,9 +82,10 @@ const chatPage = (() => {
       if (!event.relatedTarget) drop.classList.remove("over");
     });
     document.addEventListener("drop", (event) => {
+      if (!hasFiles(event)) return;
       event.preventDefault();
       drop.classList.remove("over");
-      add([...(event.dataTransfer?.files ?? [])]);
+      add([...event.dataTransfer.files]);
     });
   }
 
@@ -113,22 +119,41 @@ const chatPage = (() => {
       return found;
     }
 
-    watch("value", () => {
-      const kept = JSON.parse(newest(props.name, props.value));
-      for (const session of kept.put ?? []) {
-        const key = prefix + session.id;
-        const text = JSON.stringify(session);
-        if (written[key] !== text) localStorage.setItem(key, text);
-        written[key] = text;
+    // The time of the last turn of a session in the store; 0 for anything else.
+    const at = (key) => Number(/"at":([\d.]+)/.exec(localStorage.getItem(key))?.[1] ?? 0);
+
+    // A full store loses its oldest sessions first, of whichever server. What another tab has written later stays.
+    function write(session) {
+      const key = prefix + session.id;
+      const text = JSON.stringify(session);
+      if (written[key] === text || at(key) > session.at) return;
+      written[key] = text;
+      for (;;) {
+        try {
+          return localStorage.setItem(key, text);
+        } catch {
+          const others = Object.keys(localStorage).filter((other) => other.startsWith(SESSIONS) && other !== key && at(other));
+          if (!others.length) return;
+          localStorage.removeItem(others.reduce((one, other) => (at(other) < at(one) ? other : one)));
+        }
       }
-      for (const id of kept.drop ?? []) localStorage.removeItem(prefix + id);
-      sessionStorage.setItem(prefix, JSON.stringify(kept.shown ?? []));
+    }
+
+    watch("value", () => {
+      const { put = [], drop = [], shown = [], pending = [] } = JSON.parse(newest(props.name, props.value));
+      put.forEach(write);
+      for (const id of drop) localStorage.removeItem(prefix + id);
+      try {
+        sessionStorage.setItem(prefix, JSON.stringify({ shown, pending }));
+      } catch {
+        sessionStorage.setItem(prefix, JSON.stringify({ shown }));
+      }
     });
     window.addEventListener("storage", (event) => {
       if (event.key?.startsWith(prefix)) changed({ entries: entries() });
     });
-    const shown = JSON.parse(sessionStorage.getItem(prefix) || "[]");
-    setTimeout(() => restored({ entries: entries(), shown }), 0);
+    const { shown = [], pending = [] } = JSON.parse(sessionStorage.getItem(prefix) || "{}");
+    setTimeout(() => restored({ entries: entries(), shown, pending }), 0);
   }
 
   // Panes without a state are not shown; one that is live has a reply in progress.
@@ -157,9 +182,9 @@ const chatPage = (() => {
   function escape(event) {
     if (event.key !== "Escape") return;
     drawer(false);
-    const pane = document.activeElement?.closest(".pane") ?? document;
-    const stop = pane.querySelector(".stop") ?? document.querySelector(".stop");
-    stop?.click();
+    const live = ".pane[data-state=live]";
+    const pane = document.activeElement?.closest(live) ?? document.querySelector(live);
+    pane?.querySelector(".stop").click();
   }
 
   document.addEventListener("keydown", escape);
