@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from msgspec import Struct
 
-__all__ = ["TokenLogprob", "num_within"]
+__all__ = ["TokenLogprob", "tokens_within"]
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -22,14 +23,26 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-def num_within(tokens: Sequence[TokenLogprob], num_chars: int) -> int:
-    """Return how many tokens a client has with the first `num_chars` characters of the reply.
+def tokens_within(
+    tokens: Sequence[TokenLogprob],
+    num_chars: int | None,
+    shown: Sequence[tuple[int, int]] | None = None,
+) -> set[int]:
+    """Return the indexes of the tokens that a client has with the first `num_chars` characters of the reply, None for all.
 
-    A token without a character of its own belongs to the next one: what follows may still take it back.
+    Of a reply with other parts they are those with a character in its `shown` ranges. A token without a character of its own
+    belongs to the next one: what follows may still take it back.
     """
-    count, start = 0, 0
-    for token in tokens:
-        if start >= num_chars or token.end > num_chars:
+    found, start = set(), 0
+    for index, token in enumerate(tokens):
+        if num_chars is not None and (start >= num_chars or token.end > num_chars):
             break
-        count, start = count + 1, token.end
-    return count
+        if shown is None or _overlaps(shown, start, max(token.end, start + 1)):
+            found.add(index)
+        start = token.end
+    return found
+
+
+def _overlaps(ranges: Sequence[tuple[int, int]], start: int, stop: int) -> bool:
+    at = bisect_left(ranges, stop, key=lambda one: one[0])
+    return at > 0 and ranges[at - 1][1] > start

@@ -188,9 +188,11 @@ def test_a_response_that_is_not_stored_leaves_nothing() -> None:
     chats = Chats(llama(), store)
     first = ask(chats, respond(chats, COLOR))
     before = store.list("sessions")
-    answer = ask(chats, respond(chats, SQUARE, after=1), ephemeral=True)
-    assert cached(answer) > 0
-    chats.check([COLOR, reply(first), SQUARE], "branch")
+    for after in (1, None):  # the end of a conversation
+        request = respond(chats, SQUARE, after=after)
+        answer = ask(chats, request, ephemeral=True)
+        assert cached(answer) > 0
+        chats.check([COLOR, reply(first), SQUARE], "branch")
     assert store.list("sessions") == before
     assert code(ask(chats, Recall(session_id="branch", turn=2))) == "session_not_found"
     assert code(ask(chats, Recall(session_id="s", turn=2))) == "turn_gap"

@@ -75,6 +75,21 @@ def test_a_stream_is_the_whole_in_pieces() -> None:
     assert sum(bool(one.get("reasoning")) for one in documents) > 1
 
 
+@pytest.mark.parametrize("tools", [(GET_COLOR,), ()], ids=["a call", "text"])
+def test_log_probabilities_are_those_of_the_text(tools: tuple[Tool, ...]) -> None:
+    """Neither of reasoning, nor of marks and calls; a stream has the same ones."""
+    harness = Harness(calling())
+    asked = chat(tools=tools, logprobs=True)
+    whole = harness.ask(asked, creates_session=True)
+    assert "".join(token["token"] for token in whole["logprobs"]) == whole["text"]
+    assert bool(whole["text"]) is not bool(tools)
+    harness.close("s")
+    request = harness.submit(structs.replace(asked, stream=True), creates_session=True)
+    harness.run()
+    parts = [one.get("logprobs", []) for one in harness.documents(request)]
+    assert [token for part in parts for token in part] == whole["logprobs"]
+
+
 def test_tokens_of_reasoning_are_counted() -> None:
     """With the marks around it, also for a stream, at the limit, and by an engine that goes on with a reply."""
     model, store = calling(), MemoryStore()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -120,13 +120,28 @@ def functions_of(tools: Iterable[Tool]) -> list[dict[str, Any]]:
     ]
 
 
+class _PlacedParser(ResponseParser):  # type: ignore[misc]  # transformers is not typed
+    """The library's parser, which adds the place of its text to an event: the number of the reply's characters before it."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        self._first = 0
+        super().__init__(*args, **fields)
+        self._first = len(self._buffer)  # after what the prompt has of the reply
+
+    def _accumulate(self, events: list[dict[str, Any]], text: str) -> None:
+        super()._accumulate(events, text)
+        if events:
+            events[-1]["start"] = self._pos - self._first
+
+
 class ReplyParser:
     """The parser of one reply, which takes its text in any pieces; control tokens are part of the text.
 
     A call that is malformed, or of a reply that may call nothing, is text. Blanks at the ends of a part are left out. `origin`
     makes the ids of calls: they are the same if the reply is parsed again.
 
-    A reply with a form is text as it is, unless it begins with a call.
+    A reply with a form is text as it is, unless it begins with a call. `shown` has the ranges of the reply's characters that
+    are text so far, each with its first place and the one after its last.
     """
 
     def __init__(self, template: ReplyTemplate, parsing: Parsing, origin: str) -> None:
@@ -134,13 +149,16 @@ class ReplyParser:
         # The mark with which a reply with a form begins if it is calls, until that is known.
         self._mark = template.call_marks[0] if parsing.has_form and template.call_marks else ""
         self._beginning = ""
-        self._parser: ResponseParser | None = ResponseParser(
+        self._parser: _PlacedParser | None = _PlacedParser(
             template.response, prefix=parsing.prefix, tools=functions_of(parsing.tools)
         )
+        self.shown: list[tuple[int, int]] = []
+        self._num_fed = 0
         self._origin = origin
         self._may_call = bool(parsing.tools)
         self._num_calls = 0
         self._call = ""  # the text of a call so far
+        self._call_start = 0
         self._blanks = ""  # at the end of a part, until it goes on
         self._is_fresh = True  # the part has no text yet
         self._in_reasoning = False
@@ -161,6 +179,7 @@ class ReplyParser:
         return self._advance("", is_last=True)
 
     def _advance(self, text: str, *, is_last: bool) -> ReplyPiece:
+        self._num_fed += len(text)
         if self._mark:
             text = self._beginning = self._beginning + text
             if len(text) < len(self._mark) and self._mark.startswith(text) and not is_last:
@@ -168,14 +187,15 @@ class ReplyParser:
             if not text.startswith(self._mark):
                 self._parser = None
             self._mark = ""
+        start = self._num_fed - len(text)
         if self._parser is None:
-            return ReplyPiece(text)
+            return self._show(start, text)
         held = self._call
         try:
             events = self._parser.finalize()[1] if is_last else self._parser.feed(text)
         except ValueError:  # a call that the template cannot take
             self._parser = None
-            return ReplyPiece(held + text)
+            return self._show(self._call_start, held).joined(self._show(start, text))
         return self._read(events)
 
     def _read(self, events: Sequence[dict[str, Any]]) -> ReplyPiece:
@@ -186,10 +206,13 @@ class ReplyParser:
                 self._is_fresh, self._blanks, self._call = True, "", ""
                 self._in_reasoning = name in _REASONING
             elif kind == "region_chunk" and name == "content":
-                piece = piece.joined(ReplyPiece(self._trimmed(event["text"])))
+                for start, text in self._trimmed(event):
+                    piece = piece.joined(self._show(start, text))
             elif kind == "region_chunk" and name in _REASONING:
-                piece = piece.joined(ReplyPiece(reasoning=self._trimmed(event["text"])))
+                thought = "".join(text for _, text in self._trimmed(event))
+                piece = piece.joined(ReplyPiece(reasoning=thought))
             elif kind == "region_chunk":
+                self._call_start = event["start"] - len(self._call)
                 self._call += event["text"]
             elif kind == "region_close":
                 self._in_reasoning = False
@@ -197,28 +220,43 @@ class ReplyParser:
                     piece = piece.joined(self._called(event["value"]))
         return piece
 
-    def _trimmed(self, text: str) -> str:
-        text = self._blanks + self._hidden.sub("", text)
-        text = text.lstrip() if self._is_fresh else text
-        shown = text.rstrip()
-        self._blanks = text[len(shown) :]
-        self._is_fresh = self._is_fresh and not shown
-        return shown
+    def _show(self, start: int, text: str) -> ReplyPiece:
+        """Return text that begins at this place of the reply, and keep its range."""
+        if text and self.shown and self.shown[-1][1] == start:
+            self.shown[-1] = (self.shown[-1][0], start + len(text))
+        elif text:
+            self.shown.append((start, start + len(text)))
+        return ReplyPiece(text)
+
+    def _trimmed(self, event: dict[str, Any]) -> Iterator[tuple[int, str]]:
+        """Yield the texts of a region that are shown, and their places."""
+        chunk, place = event["text"], 0
+        for hidden in (*self._hidden.finditer(chunk), None):
+            start = event["start"] + place - len(self._blanks)
+            text = self._blanks + chunk[place : hidden and hidden.start()]
+            place = hidden.end() if hidden else 0
+            if self._is_fresh:
+                start += len(text) - len(text.lstrip())
+                text = text.lstrip()
+            shown = text.rstrip()
+            self._blanks = text[len(shown) :]
+            self._is_fresh = self._is_fresh and not shown
+            yield start, shown
 
     def _called(self, value: Any) -> ReplyPiece:
         calls = []
         if not self._may_call:
-            return ReplyPiece(self._call)
+            return self._show(self._call_start, self._call)
         for one in value if isinstance(value, list) else [value]:
             function = one.get("function") if isinstance(one, dict) else None
             if not isinstance(function, dict) or not _is_whole(function.get("name")):
-                return ReplyPiece(self._call)
+                return self._show(self._call_start, self._call)
             arguments = function.get("arguments", {})
             if not isinstance(arguments, str):
                 written = json.dumps(arguments, ensure_ascii=False)
                 arguments = written if _is_whole(written) else json.dumps(arguments)
             if not _is_whole(arguments):
-                return ReplyPiece(self._call)
+                return self._show(self._call_start, self._call)
             calls.append(ToolCall(self._next_id(), function["name"], arguments))
         return ReplyPiece(tool_calls=tuple(calls))
 
@@ -246,10 +284,7 @@ def _is_whole(text: object) -> bool:
     return isinstance(text, str) and _HALF_CHARACTER.search(text) is None
 
 
-def parse_reply(
-    template: ReplyTemplate, parsing: Parsing, origin: str, text: str, after: int = 0
-) -> ReplyPiece:
-    """Return what a whole reply has after its first `after` characters."""
+def parse_reply(template: ReplyTemplate, parsing: Parsing, origin: str, text: str) -> ReplyPiece:
+    """Return the parts of a whole reply."""
     parser = ReplyParser(template, parsing, origin)
-    parser.feed(text[:after])
-    return parser.feed(text[after:]).joined(parser.finish())
+    return parser.feed(text).joined(parser.finish())

@@ -65,12 +65,12 @@ class Branches:
         self._turns.write_down(fork, command, partial(self._persistence.forked, fork), done)
 
     def fork_for(
-        self, message: Submit, source: Session[Context], command: Respond
+        self, message: Submit, source: Session[Context], command: Respond, after: int
     ) -> Session[Context]:
-        """Open a new session for a turn that follows an earlier one of `source`; the turn waits until it is written."""
+        """Open a new session for a turn that follows turn `after` of `source`; the turn waits until it is written."""
         turns = [
             replace(turn, copied=True)
-            for turn in _first_turns(source, command.after or 0, "previous_response_id")
+            for turn in _first_turns(source, after, "previous_response_id")
         ]
         asked = Fork(new_session_id=command.new_session_id)
         fork = self._made(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import islice
+from collections.abc import Set
 from typing import Any
 
 from msgspec import UNSET, structs
@@ -13,7 +13,7 @@ from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.services import EventSink
 from ts_stateful.language.conversation.turn import Sequence, Subscriber
 from ts_stateful.language.network.load import Model
-from ts_stateful.language.text.reply_parser import ReplyParser, ReplyPiece, parse_reply
+from ts_stateful.language.text.reply_parser import ReplyParser, ReplyPiece
 from ts_stateful.protocol.answers import (
     Logprob,
     Opened,
@@ -29,7 +29,7 @@ from ts_stateful.protocol.answers import (
 )
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind
-from ts_stateful.protocol.logprobs import num_within
+from ts_stateful.protocol.logprobs import tokens_within
 from ts_stateful.protocol.requests import Prompt
 from ts_stateful.sessions.session import Session, Turn
 
@@ -79,11 +79,11 @@ class TurnOutbox(Outbox):
                 self._ack(sequence, subscriber)
 
     def _send_part(self, sequence: Sequence, subscriber: Subscriber, text: str) -> None:
-        logprobs = self._logprobs(sequence, subscriber.sent, len(text))
-        piece = self._parsed(sequence, subscriber, text)
+        subscriber.parser = subscriber.parser or self._parser(sequence, subscriber.sent)
+        piece, logprobs = self._next(sequence, subscriber.parser, subscriber.sent, len(text))
         num_chars, subscriber.sent = len(text) - subscriber.sent, len(text)
         known = _unacked(sequence, subscriber)
-        if piece == ReplyPiece() and logprobs is None:  # a part of a mark, or of a call
+        if piece == ReplyPiece() and not logprobs:  # a part of a mark, or of a call
             event = Event(subscriber.request_id, EventKind.PROGRESS, num_chars=num_chars, **known)
         else:
             event = Event(
@@ -96,15 +96,24 @@ class TurnOutbox(Outbox):
             )
         self.events.emit(event)
 
-    def _parsed(self, sequence: Sequence, subscriber: Subscriber, text: str) -> ReplyPiece:
-        """Return what a stream has not received of `text`, the reply so far."""
-        if sequence.parsing is None:
-            return ReplyPiece(text[subscriber.sent :])
-        if subscriber.parser is None:
-            assert self._template is not None
-            subscriber.parser = ReplyParser(self._template, sequence.parsing, sequence.origin)
-            subscriber.parser.feed(text[: subscriber.sent])
-        return subscriber.parser.feed(text[subscriber.sent :])
+    def _parser(self, of: Sequence | Turn, num_chars: int) -> ReplyParser | None:
+        """Return the parser of a reply after its first `num_chars`; None if its text is as the model wrote it."""
+        if of.parsing is None or self._template is None:
+            return None
+        parser = ReplyParser(self._template, of.parsing, of.origin)
+        parser.feed(of.text[:num_chars])
+        return parser
+
+    def _next(
+        self, of: Sequence | Turn, parser: ReplyParser | None, after: int, upto: int | None
+    ) -> tuple[ReplyPiece, list[Logprob] | None]:
+        """Return what a client gets with the reply from character `after` up to `upto`, or to its end."""
+        text, shown = of.text[after:upto], parser.shown if parser else None
+        known = tokens_within(of.logprobs, after, shown)
+        piece = parser.feed(text) if parser else ReplyPiece(text)
+        if parser and upto is None:
+            piece = piece.joined(parser.finish())
+        return piece, self._logprobs(of, tokens_within(of.logprobs, upto, shown) - known)
 
     def ack(self, sequence: Sequence) -> None:
         """Report all ids so far: a client is about to see their text, so a new engine must not choose others."""
@@ -200,8 +209,8 @@ class TurnOutbox(Outbox):
     def partial(self, request_id: str, sequence: Sequence, after: int) -> None:
         """Answer a `continue` with the text of a turn in progress, from character `after` on."""
         text = sequence.text
-        logprobs = self._logprobs(sequence, after, len(text))
-        document = TurnAnswer(text=text[after:], next=len(text), more=True, logprobs=logprobs)
+        piece, logprobs = self._next(sequence, None, after, len(text))
+        document = TurnAnswer(text=piece.text, next=len(text), more=True, logprobs=logprobs)
         self.answer(request_id, document, session_id=sequence.session.session_id)
 
     def opened(self, sequence: Sequence) -> None:
@@ -240,9 +249,7 @@ class TurnOutbox(Outbox):
         return {"session_id": session.session_id, "opened_until": until, "turn": sequence.number}
 
     def _turn(self, session_id: str, turn: Turn, after: int, **extra: Any) -> TurnAnswer:
-        piece = ReplyPiece(turn.text[after:])
-        if turn.parsing is not None and self._template is not None:
-            piece = parse_reply(self._template, turn.parsing, turn.origin, turn.text, after)
+        piece, logprobs = self._next(turn, self._parser(turn, after), after, None)
         return TurnAnswer(
             text=piece.text,
             reasoning=piece.reasoning,
@@ -252,26 +259,22 @@ class TurnOutbox(Outbox):
             finish_reason=turn.finish_reason,
             usage=turn.usage,
             timing=turn.timing,
-            logprobs=self._logprobs(turn, after, None),
+            logprobs=logprobs,
             **extra,
         )
 
-    def _logprobs(self, of: Sequence | Turn, after: int, upto: int | None) -> list[Logprob] | None:
-        """Return those of the tokens that a client gets with the text from character `after` up to `upto`."""
+    def _logprobs(self, of: Sequence | Turn, indexes: Set[int]) -> list[Logprob] | None:
+        """Return those of the tokens with these indexes; None if they were not asked for."""
         tokens = of.logprobs
-        if not tokens:
-            return None
-        first = num_within(tokens, after)
-        last = len(tokens) if upto is None else num_within(tokens, upto)
-        starts = (0, *(token.end for token in tokens))
-        return [
+        made = [
             Logprob(
-                **self._named(token.id, token.logprob),
-                text_offset=start,
-                top_logprobs=[TopLogprob(**self._named(*one)) for one in token.top],
+                **self._named(tokens[at].id, tokens[at].logprob),
+                text_offset=tokens[at - 1].end if at else 0,
+                top_logprobs=[TopLogprob(**self._named(*one)) for one in tokens[at].top],
             )
-            for token, start in islice(zip(tokens, starts, strict=False), first, last)
+            for at in sorted(indexes)
         ]
+        return made if tokens else None
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
         data = self._token_bytes[token]

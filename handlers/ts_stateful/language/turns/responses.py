@@ -70,7 +70,7 @@ class ResponseTurns:
             raise QueueFull(
                 f"turn {after} is in progress; try again when it has ended", retry_after_s=1.0
             )
-        return self._branches.fork_for(message, session, command)
+        return self._branches.fork_for(message, session, command, after)
 
     def recall(self, message: Submit, session: Session[Context], command: Recall) -> None:
         """Answer with a turn, or let the request wait for one that is in progress if it streams or ends that.

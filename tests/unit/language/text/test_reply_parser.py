@@ -114,13 +114,17 @@ def test_a_malformed_call_is_text(template: ReplyTemplate, text: str) -> None:
 
 def test_special_tokens_are_not_shown(template: ReplyTemplate) -> None:
     """They are marks, or nothing: a model may write them anywhere."""
-    found = read(template, "<think>a<|im_start|>b</think>c<|endoftext|>d")
-    assert (found.reasoning, found.text) == ("ab", "cd")
+    text = "<think>a<|im_start|>b</think>c<|im_start|> d"
+    found = read(template, text)
+    assert (found.reasoning, found.text) == ("ab", "c d")
+    parser = ReplyParser(template, Parsing(), "r")
+    parser.feed(text)
+    assert [text[start:stop] for start, stop in parser.shown] == ["c", " d"]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.data())
 def test_the_parts_do_not_depend_on_the_pieces(pieces: list[str], data: st.DataObject) -> None:
-    """Text that comes in any pieces has the same parts as a whole, and so has its rest after any beginning."""
+    """Text that comes in any pieces has the same parts as a whole; those that are shown are known by their places."""
     template = ReplyTemplate(load_response_template(QWEN3))
     parsing = Parsing(has_form=data.draw(st.booleans()))
     text = "".join(pieces)
@@ -130,9 +134,7 @@ def test_the_parts_do_not_depend_on_the_pieces(pieces: list[str], data: st.DataO
         found = found.joined(parser.feed(text[start:stop]))
     whole = parse_reply(template, parsing, "r", text)
     assert found.joined(parser.finish()) == whole
-    after = cuts[0] if cuts else 0
-    head = ReplyParser(template, parsing, "r").feed(text[:after])
-    assert head.joined(parse_reply(template, parsing, "r", text, after)) == whole
+    assert "".join(text[start:stop] for start, stop in parser.shown) == whole.text
     if parsing.has_form and not text.startswith("<tool_call>"):
         assert whole == ReplyPiece(text)
 
