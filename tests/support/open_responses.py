@@ -7,6 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from openai import DefaultHttpxClient
+from openai.types.responses import (
+    ResponseReasoningTextDeltaEvent,
+    ResponseReasoningTextDoneEvent,
+)
 from openresponses_types import types
 from pydantic import BaseModel
 
@@ -27,6 +31,10 @@ _EVENTS: dict[str, type[BaseModel]] = {
     for name, model in vars(types).items()
     if name.endswith("StreamingEvent")
     for kind in _kinds(model)
+} | {
+    # Clients and other servers have OpenAI's names here, not the document's.
+    "response.reasoning_text.delta": ResponseReasoningTextDeltaEvent,
+    "response.reasoning_text.done": ResponseReasoningTextDoneEvent,
 }
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from msgspec import Struct
-
 from ts_stateful.protocol.errors import InvalidRequest
 
-__all__ = ["BODY", "IMAGE_URL", "MESSAGE", "PART", "STREAM_OPTIONS", "FieldFilter", "FieldTable"]
+__all__ = [
+    "BODY",
+    "IMAGE_URL",
+    "MESSAGE",
+    "PART",
+    "STREAM_OPTIONS",
+    "TOOL",
+    "FieldFilter",
+    "FieldTable",
+]
 
 _MAX_IGNORED = 32  # names in an answer's header
 _MAX_NAME = 64
@@ -19,16 +27,15 @@ class FieldTable(NamedTuple):
     """The fields of one object besides the supported ones, with the values that ask for nothing.
 
     With another value those in `neutral` would change an answer, and are refused. Those in `idle`, and fields in no table, are
-    ignored.
+    ignored. Those that are `repeated` from our own answers need no name.
     """
 
-    place: str
     neutral: Mapping[str, tuple[object, ...]] = {}
     idle: Mapping[str, tuple[object, ...]] = {}
+    repeated: Collection[str] = ()
 
 
 BODY: Final = FieldTable(
-    "",
     {
         "audio": (),
         "function_call": ("none", "auto"),
@@ -67,7 +74,6 @@ BODY: Final = FieldTable(
     {"service_tier": ("auto", "default"), "store": (False,)},
 )
 MESSAGE: Final = FieldTable(
-    "messages[].",
     {
         "annotations": ([],),
         "audio": (),
@@ -75,9 +81,10 @@ MESSAGE: Final = FieldTable(
         "refusal": (),
     },
 )
-PART: Final = FieldTable("messages[].content[].")
-IMAGE_URL: Final = FieldTable("messages[].content[].image_url.", idle={"detail": ("auto",)})
-STREAM_OPTIONS: Final = FieldTable("stream_options.", idle={"include_obfuscation": (False,)})
+PART: Final = FieldTable()
+IMAGE_URL: Final = FieldTable(idle={"detail": ("auto",)})
+STREAM_OPTIONS: Final = FieldTable(idle={"include_obfuscation": (False,)})
+TOOL: Final = FieldTable(repeated=("index",))  # of a call in a stream
 
 
 class FieldFilter:
@@ -93,25 +100,26 @@ class FieldFilter:
         return tuple(self._ignored)
 
     def supported(
-        self, fields: Mapping[str, Any], kind: type[Struct], table: FieldTable, place: str = ""
+        self, fields: Mapping[str, Any], names: Collection[str], table: FieldTable, place: str = ""
     ) -> dict[str, Any]:
-        """Return the fields of `kind`; `place` is the path of the object, as errors name it.
+        """Return the fields with these names; `place` is the path of the object, as errors name it.
 
         Raises:
             InvalidRequest: one asks for something that this server does not do, or has no effect and must not be ignored.
         """
         wanted = {}
-        names: Collection[str] = kind.__struct_fields__
         for name, value in fields.items():
             neutral = table.neutral.get(name, ())
             if value is None or value in neutral or value in table.idle.get(name, ()):
                 continue
             if name in names:
                 wanted[name] = value
+            elif name in table.repeated:
+                continue
             elif name in table.neutral:
                 raise InvalidRequest(_unsupported(neutral), field=f"{place}{name}")
             else:
-                self.ignore(f"{table.place}{name}", f"{place}{name}")
+                self.ignore(re.sub(r"\[\d+\]", "[]", place) + name, f"{place}{name}")
         return wanted
 
     def ignore(self, name: str, field: str) -> None:

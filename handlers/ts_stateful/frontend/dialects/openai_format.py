@@ -85,10 +85,10 @@ def read_format(document: dict[str, Any]) -> ResponseFormat:
 
 
 def _read_format(asked: _OpenAiFormat) -> dict[str, Any]:
-    if asked.type == "json_schema" and asked.json_schema and asked.json_schema.schema:
-        return {"type": "json_schema", "schema": asked.json_schema.schema}
     if asked.type == "json_schema":
-        raise InvalidRequest("`json_schema` needs a `schema`")
+        if asked.json_schema is None or asked.json_schema.schema is None:
+            raise InvalidRequest("`json_schema` needs a `schema`")
+        return {"type": "json_schema", "schema": asked.json_schema.schema}
     if asked.type == "json_object":
         return {"type": "json_object"}
     raise InvalidRequest("`type` must be one of text, json_object, json_schema")

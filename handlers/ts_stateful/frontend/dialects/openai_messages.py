@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta, Struct
 
 from ts_stateful.frontend.dialects.openai_fields import IMAGE_URL, MESSAGE, PART, FieldFilter
-from ts_stateful.frontend.dialects.openai_tools import CallFields, calls_of
+from ts_stateful.frontend.dialects.openai_tools import CALLS, CallFields, calls_of, supported_tools
 from ts_stateful.protocol.chat import Said
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Audio, Image
@@ -62,7 +62,7 @@ class ChatMessage(CallFields, frozen=True, kw_only=True):
 
 
 def supported_message(message: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, Any]:
-    wanted = fields.supported(message, ChatMessage, MESSAGE, place)
+    wanted = fields.supported(message, ChatMessage.__struct_fields__, MESSAGE, place)
     if wanted.get("role") == "assistant":
         wanted.setdefault("content", "")  # null for a reply without text
     if isinstance(wanted.get("content"), list):
@@ -70,6 +70,9 @@ def supported_message(message: dict[str, Any], fields: FieldFilter, place: str) 
             _part(part, fields, f"{place}content[{index}].") if isinstance(part, dict) else part
             for index, part in enumerate(wanted["content"])
         ]
+    if "tool_calls" in wanted:
+        calls = supported_tools(wanted["tool_calls"], CALLS, fields, f"{place}tool_calls")
+        wanted["tool_calls"] = calls
     return wanted
 
 
@@ -79,10 +82,10 @@ def _part(part: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, An
     if kind is None:
         return part
     rest = {key: value for key, value in part.items() if key != "type"}
-    wanted = {"type": name, **fields.supported(rest, kind, PART, place)}
+    wanted = {"type": name, **fields.supported(rest, kind.__struct_fields__, PART, place)}
     url = wanted.get("image_url")
     if isinstance(url, dict):
-        wanted["image_url"] = fields.supported(url, _Url, IMAGE_URL, f"{place}image_url.")
+        wanted["image_url"] = fields.supported(url, ("url",), IMAGE_URL, f"{place}image_url.")
     return wanted
 
 

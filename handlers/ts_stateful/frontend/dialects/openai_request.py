@@ -25,10 +25,12 @@ from ts_stateful.frontend.dialects.openai_messages import (
     supported_message,
 )
 from ts_stateful.frontend.dialects.openai_tools import (
+    DEFINITIONS,
     ToolChoice,
     ToolDefinitions,
     allowed_of,
     forced_of,
+    supported_tools,
     tools_of,
 )
 from ts_stateful.protocol.chat import Chat, RawPrompt
@@ -225,12 +227,16 @@ def _supported(
     document: dict[str, Any], kind: type[_Generation], fields: FieldFilter
 ) -> dict[str, Any]:
     """Return the document without fields that have no meaning here. What has a wrong type stays, for `convert` to refuse."""
-    wanted = fields.supported(document, kind, BODY)
+    wanted = fields.supported(document, kind.__struct_fields__, BODY)
+    if wanted.keys() >= {"max_tokens", "max_completion_tokens"}:
+        fields.ignore("max_tokens", "max_tokens")
     options = wanted.get("stream_options")
     if isinstance(options, dict):
         wanted["stream_options"] = fields.supported(
-            options, _StreamOptions, STREAM_OPTIONS, "stream_options."
+            options, _StreamOptions.__struct_fields__, STREAM_OPTIONS, "stream_options."
         )
+    if "tools" in wanted:
+        wanted["tools"] = supported_tools(wanted["tools"], DEFINITIONS, fields, "tools")
     if "tool_choice" in wanted:
         tools, wanted["tool_choice"] = allowed_of(wanted.get("tools"), wanted["tool_choice"])
         wanted["tools"] = tools

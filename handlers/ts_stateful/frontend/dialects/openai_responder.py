@@ -22,7 +22,6 @@ __all__ = ["ChatResponder", "OpenAiResponder", "TextResponder", "image_field", "
 
 _DONE = b"data: [DONE]\n\n"
 _IMAGE_FIELD = re.compile(r"((?:images|audio)\[\d+\])\.\w+")
-_FINISH_REASONS = {"length": "length"}  # any other reason is a `stop`
 # Our names of fields to those of a chat, where they differ.
 _PARAMS = {"prompt": "messages", "system": "messages", "images": "messages", "audio": "messages"}
 _CODES = {"context_too_long": (400, "context_length_exceeded")}
@@ -137,9 +136,10 @@ class _CompletionResponder(OpenAiResponder, ABC):
         }
 
     def _finish_reason(self, answer: EngineAnswer) -> str:
-        if self._num_calls.get(answer.choice) and not self._asked.names_tool:
-            return "tool_calls"
-        return _FINISH_REASONS.get(answer.finish_reason or "", "stop")
+        if answer.finish_reason == "length":
+            return "length"
+        called = self._num_calls.get(answer.choice) and not self._asked.names_tool
+        return "tool_calls" if called else "stop"
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         document = self._document(self._chunk, [choice])
@@ -190,10 +190,10 @@ class TextResponder(_CompletionResponder):
 
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any]:
         return {
-            "tokens": [one.token for one in tokens],
+            "tokens": list(map(_named, tokens)),
             "token_logprobs": [one.logprob for one in tokens],
             "top_logprobs": [
-                {top.token: top.logprob for top in one.top_logprobs} for one in tokens
+                {_named(top): top.logprob for top in (*one.top_logprobs, one)} for one in tokens
             ],
             "text_offset": [one.text_offset for one in tokens],
         }
@@ -250,6 +250,13 @@ def image_field(field: str | None, image_fields: Mapping[str, str]) -> str | Non
 def scored(token: TopLogprob) -> dict[str, Any]:
     """Return a token with its log-probability, without its alternatives."""
     return {"token": token.token, "bytes": list(token.bytes), "logprob": token.logprob}
+
+
+def _named(token: TopLogprob) -> str:
+    """Return the text of a token, or the bytes of one that has no whole characters."""
+    if "\ufffd" not in token.token:
+        return token.token
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
+from ts_stateful.frontend.dialects.openai_fields import TOOL, FieldFilter
 from ts_stateful.protocol.chat import Tool, ToolCall
 from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.strict_json import convert
 
 __all__ = [
+    "CALLS",
+    "DEFINITIONS",
     "CallFields",
     "ToolChoice",
     "ToolDefinitions",
     "allowed_of",
     "calls_of",
     "forced_of",
+    "supported_tools",
     "tools_of",
 ]
 
 _Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
 
 
-class _Function(Struct, frozen=True):
+class FunctionFields(Struct, frozen=True):
     name: _Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -33,7 +38,7 @@ class _Function(Struct, frozen=True):
 
 
 class _ToolDefinition(Struct, frozen=True):
-    function: _Function
+    function: FunctionFields
     type: Literal["function"] = "function"
 
 
@@ -44,6 +49,11 @@ class _NamedFunction(Struct, frozen=True, forbid_unknown_fields=True):
 class _NamedTool(Struct, frozen=True, forbid_unknown_fields=True):
     function: _NamedFunction
     type: Literal["function"] = "function"
+
+
+class _AllowedTools(Struct, frozen=True, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: list[_NamedTool]
 
 
 ToolChoice = Literal["none", "auto", "required"] | _NamedTool
@@ -61,6 +71,11 @@ class _Call(Struct, frozen=True):
     type: Literal["function"] = "function"
 
 
+Kinds = tuple[type[Struct], type[Struct]]
+DEFINITIONS: Final[Kinds] = (_ToolDefinition, FunctionFields)
+CALLS: Final[Kinds] = (_Call, _CalledFunction)
+
+
 class CallFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields of a past message about calls."""
 
@@ -69,13 +84,22 @@ class CallFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 def allowed_of(tools: object, choice: object) -> tuple[object, object]:
-    """Return tools and choice as a chat has them: for `allowed_tools`, those that it names, and its mode."""
-    asked = choice.get("allowed_tools") if isinstance(choice, dict) else None
-    if not (isinstance(asked, dict) and isinstance(tools, list)):
+    """Return tools and choice as a chat has them: for `allowed_tools`, those that it names, and its mode.
+
+    Raises:
+        InvalidRequest: it is malformed, or there is no such tool.
+    """
+    if not (isinstance(choice, dict) and choice.get("type") == "allowed_tools"):
         return tools, choice
-    listed = asked.get("tools")
-    names = list(map(_name_of, listed)) if isinstance(listed, list) else []
-    return [tool for tool in tools if _name_of(tool) in names], asked.get("mode")
+    try:
+        asked: _AllowedTools = convert(choice.get("allowed_tools"), _AllowedTools)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, field="tool_choice") from None
+    listed = tools if isinstance(tools, list) else []
+    known, names = list(map(_name_of, listed)), [tool.function.name for tool in asked.tools]
+    if missing := [name for name in names if name not in known]:
+        raise _missing(missing[0])
+    return [tool for tool in listed if _name_of(tool) in names], asked.mode
 
 
 def _name_of(tool: object) -> object:
@@ -120,8 +144,28 @@ def forced_of(choice: ToolChoice | None, tools: Sequence[Tool]) -> str | None:
     if not tools:
         raise InvalidRequest("there are no `tools` to choose from", field="tool_choice")
     if name and all(tool.name != name for tool in tools):
-        raise InvalidRequest(f"`tools` has no {name[:64]!r}", field="tool_choice")
+        raise _missing(name)
     return name
+
+
+def _missing(name: str) -> InvalidRequest:
+    return InvalidRequest(f"`tools` has no {name[:64]!r}", field="tool_choice")
+
+
+def supported_tools(tools: object, kinds: Kinds, fields: FieldFilter, place: str) -> object:
+    """Return definitions or calls without fields that have no meaning here. What has a wrong type stays."""
+    if not isinstance(tools, list):
+        return tools
+    made: list[object] = []
+    for index, tool in enumerate(tools):
+        path, wanted = f"{place}[{index}].", tool
+        if isinstance(tool, dict):
+            wanted = fields.supported(tool, kinds[0].__struct_fields__, TOOL, path)
+            if isinstance(function := wanted.get("function"), dict):
+                names = kinds[1].__struct_fields__
+                wanted["function"] = fields.supported(function, names, TOOL, f"{path}function.")
+        made.append(wanted)
+    return made
 
 
 def calls_of(fields: CallFields) -> tuple[ToolCall, ...]:

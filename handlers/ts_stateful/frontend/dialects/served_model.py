@@ -44,7 +44,7 @@ class ServedModelName:
         """
         rest = dict(document)
         named = rest.pop("model", None)
-        name = deployment or named or self.name
+        name = deployment or (self.name if named in (None, "") else named)
         self.check(name)
         return rest, name
 

@@ -99,7 +99,6 @@ def test_everything_that_is_honoured() -> None:
     }
     command = completion(
         max_completion_tokens=5,
-        max_tokens=7,
         seed=-1,
         stop=["a", "b"],
         stop_token_ids=[3],
@@ -180,6 +179,7 @@ def test_calls_and_results_in_a_history() -> None:
     )
 
 
+MODELS: list[Any] = [5, 0, False, [], {}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"z": {"type": "null"}, "a": {}}}
 
 
@@ -196,6 +196,10 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {"z": {"type": "null"}
                 }
             },
             JsonSchema(SCHEMA),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            JsonSchema({}),
         ),
         ({"structured_outputs": {"json": SCHEMA}}, JsonSchema(SCHEMA)),
         ({"structured_outputs": {"json_object": True}}, JsonObject()),
@@ -214,7 +218,7 @@ def test_a_form_has_several_names(fields: dict[str, Any], asked: ResponseFormat 
     """OpenAI's, vLLM's and SGLang's. The order of properties is kept: it is that of the reply."""
     found = completion(**fields).command.response_format
     assert found == asked
-    if isinstance(found, JsonSchema):
+    if isinstance(found, JsonSchema) and found.schema:
         assert list(found.schema["properties"]) == ["z", "a"]
 
 
@@ -304,6 +308,18 @@ def test_what_changes_nothing_is_taken() -> None:
         ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
+        *(
+            (
+                {**TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}},
+                "tool_choice",
+            )
+            for allowed in (
+                {"mode": "auto", "tools": [{"function": {"name": "b"}}]},
+                {"mode": "auto", "tools": [{"type": "custom", "function": {"name": "a"}}]},
+                {"tools": [{"function": {"name": "a"}}]},
+                None,
+            )
+        ),
         ({**TOOLS, "tool_choice": {"function": {"name": "b"}}}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "xml"}}, "response_format"),
@@ -317,12 +333,12 @@ def test_what_changes_nothing_is_taken() -> None:
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
-        ({"logit_bias": {"1": 101}}, "logit_bias[...]"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"chat_template": "x"}, "chat_template"),
-        ({"store": True, "model": 5}, "model"),
+        *(({"store": True, "model": model}, "model") for model in MODELS),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "1"}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
@@ -393,6 +409,19 @@ def test_what_is_wrong_or_not_done_is_refused_by_name(fields: dict[str, Any], pa
 
 IGNORED: list[tuple[dict[str, Any], str]] = [
     ({"user": "u"}, "user"),
+    ({"max_tokens": 3, "max_completion_tokens": 5}, "max_tokens"),
+    ({"tools": [{**TOOLS["tools"][0], "cache": 1}]}, "tools[].cache"),
+    ({"tools": [{"function": {"name": "a", "cache": 1}}]}, "tools[].function.cache"),
+    *(
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [call]}]},
+            f"messages[].tool_calls[].{name}",
+        )
+        for name, call in (
+            ("mood", {**CALL, "mood": 1}),
+            ("function.mood", {**CALL, "function": {"name": "a", "mood": 1}}),
+        )
+    ),
     ({"metadata": {"a": "b"}}, "metadata"),
     ({"store": True}, "store"),
     ({"service_tier": "flex"}, "service_tier"),

@@ -50,10 +50,17 @@ def test_a_completion() -> None:
         "prompt_tokens_details": {"cached_tokens": 7},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
-    assert (
-        completion().answered({"finish_reason": "length"})["choices"][0]["finish_reason"]
-        == "length"
-    )
+
+
+@pytest.mark.parametrize(("reason", "shown"), [("length", "length"), ("stop", "tool_calls")])
+def test_a_reply_that_was_cut_says_so(reason: str, shown: str) -> None:
+    """Although it has a call already, whole and streamed: the next one may be missing."""
+    call = {"id": "c1", "name": "a", "arguments": "{}"}
+    reply = {**REPLY, "tool_calls": [call], "finish_reason": reason}
+    assert completion().answered(reply)["choices"][0]["finish_reason"] == shown
+    last = Event("r", EventKind.LAST, encode(reply))
+    *_, end = chunks(completion(stream=True).responder.piece(last))
+    assert end["choices"][0]["finish_reason"] == shown
 
 
 def test_a_stream_of_chunks() -> None:
@@ -200,6 +207,21 @@ def test_log_probabilities_of_a_text() -> None:
         "top_logprobs": [{"re": -0.5}, {"d": -0.25}],
         "text_offset": [0, 2],
     }
+
+
+def test_each_token_of_a_text_has_a_key_of_its_own() -> None:
+    """Those with parts of a character too; the sampled one is there, however few were asked for."""
+    halves = [{"id": n, "token": "\ufffd", "bytes": [n], "logprob": -n} for n in (226, 240)]
+    tops = [halves, [], [_scored("a", -1, 9)]]
+    scored = [{**halves[0], "text_offset": 0, "top_logprobs": top} for top in tops]
+    exchange = ask({"prompt": "Once", "logprobs": 0}, headers={"url_path": "v1/completions"})
+    shown = exchange.answered({**REPLY, "logprobs": scored})["choices"][0]["logprobs"]
+    assert shown["tokens"][0] == "bytes:\\xe2"
+    assert shown["top_logprobs"] == [
+        {"bytes:\\xe2": -226, "bytes:\\xf0": -240},
+        {"bytes:\\xe2": -226},
+        {"a": -1, "bytes:\\xe2": -226},
+    ]
 
 
 def _choice(index: int, kind: EventKind, text: str, **fields: Any) -> Event:

@@ -147,7 +147,7 @@ class ResponsesApi:
             close = Close(session_id=session_id)
             return _known(close, DeletedResponder(missing, name, "conversation.deleted"))
         if not rest and method == "POST":
-            return self._add(body, session_id, "items", missing)
+            return self._add(body, session_id, "items", missing, only="metadata")
         if not rest and method == "GET":
             return _known(recall, ConversationResponder(missing))
         if not is_items or len(item_ids) > 1:
@@ -160,7 +160,7 @@ class ResponsesApi:
         if item_ids:
             return _known(recall, ItemResponder(missing, item_ids[0]))
         if method == "POST":
-            return self._add(body, session_id, "items", missing, required="items")
+            return self._add(body, session_id, "items", missing, only="items")
         return _known(recall, ItemsResponder(missing, Page.of(body.query), of_response=False))
 
     def _add(
@@ -170,13 +170,13 @@ class ResponsesApi:
         kind: Any,
         missing: NotFound | None = None,
         *,
-        required: str | None = None,
+        only: str | None = None,
     ) -> Translation:
         _check_new(body, session_id)
         fields = FieldFilter(strict=self._strict)
-        asked = read_conversation(body.document, fields, required=required)
-        items: Items = read_items(asked.items, "items")
-        metadata = asked.metadata if required is None else None
+        asked = read_conversation(body.document, fields, only=only)
+        items: Items = read_items(asked.items, fields, "items")
+        metadata = asked.metadata
         if kind == "conversation":
             metadata = metadata or {}
         note = Note(kind, int(self._clock.unix()), items.documents, metadata=metadata)
@@ -188,7 +188,7 @@ class ResponsesApi:
             generates=False,
             note=encode_note(note),
         )
-        made = NewItemsResponder if required else ConversationResponder
+        made = NewItemsResponder if only == "items" else ConversationResponder
         responder = made(missing, items.image_fields)
         return Translation(request, responder, ignored=fields.ignored)
 

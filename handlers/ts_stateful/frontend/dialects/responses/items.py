@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from ts_stateful.frontend.dialects.openai_fields import FieldFilter, FieldTable
 from ts_stateful.frontend.dialects.openai_messages import MAX_PARTS
 from ts_stateful.protocol.chat import Said, ToolCall
 from ts_stateful.protocol.errors import InvalidRequest
@@ -17,6 +18,15 @@ __all__ = ["Items", "read_items"]
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _INLINE = "data:"
+_ITEMS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": ("summary", "content"),
+}
+_ITEM = FieldTable(repeated=("type", "id", "status"))
+_PARTS = ("text", "refusal", "image_url", "file_id")
+_PART = FieldTable(idle={"detail": ("auto",)}, repeated=("type", "annotations", "logprobs"))
 
 
 class Items(NamedTuple):
@@ -34,7 +44,8 @@ class Items(NamedTuple):
 class _Reader:
     """Reads items one by one. Items that a model makes as one reply become one message."""
 
-    def __init__(self) -> None:
+    def __init__(self, fields: FieldFilter) -> None:
+        self._fields = fields
         self.messages: list[Said] = []
         self.images: list[Image] = []
         self.image_fields: dict[str, str] = {}
@@ -58,6 +69,7 @@ class _Reader:
                 f"items of type {str(kind)[:64]!r} are not supported, only {', '.join(readers)}",
                 field=f"{field}.type",
             )
+        self._fields.supported(item, _ITEMS[kind], _ITEM, f"{field}.")
         readers[kind](item, field)
 
     def end_reply(self) -> None:
@@ -96,6 +108,7 @@ class _Reader:
         self, part: dict[str, Any], role: str, field: str
     ) -> tuple[str | None, dict[str, Any]]:
         kind = part.get("type")
+        self._fields.supported(part, _PARTS, _PART, f"{field}.")
         if kind in _TEXTS:
             text = _text(part, "text", field)
             more: dict[str, Any] = (
@@ -154,6 +167,8 @@ class _Reader:
 
     def _reasoning(self, item: dict[str, Any], field: str) -> None:
         parts, shown = self._content(item.get("content") or [], "assistant", f"{field}.content")
+        if self._reply is not None and any(self._reply.parts):  # it is of the next one
+            self.end_reply()
         reply = self._open_reply()
         thought = "".join(part for part in parts if part is not None)
         self._reply = structs.replace(reply, reasoning=reply.reasoning + thought)
@@ -166,14 +181,18 @@ class _Reader:
 
 
 def read_items(
-    given: str | Sequence[dict[str, Any]], field: str = "input", *, first: int = 0
+    given: str | Sequence[dict[str, Any]],
+    fields: FieldFilter,
+    field: str = "input",
+    *,
+    first: int = 0,
 ) -> Items:
     """Read the input of a response, or the items of a conversation, from the one at `first` on.
 
     Raises:
         InvalidRequest: an item is malformed, or of a type that is not supported; `field` names it.
     """
-    reader = _Reader()
+    reader = _Reader(fields)
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     for index, item in list(enumerate(items))[first:]:
         reader.read(item, field if isinstance(given, str) else f"{field}[{index}]")

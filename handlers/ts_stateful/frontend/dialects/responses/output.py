@@ -36,33 +36,34 @@ class OutputItems:
         if piece.text:
             yield from self._begin("message")
             yield from self._add("output_text", piece.text, piece.logprobs)
+        elif piece.logprobs and self._open == "message":  # of tokens whose text came before
+            self.items[-1]["content"][0]["logprobs"] += map(_scored, piece.logprobs)
         for call in piece.tool_calls:
-            yield from self.close()
+            yield from self._close()
             yield from self._call(call)
 
-    def end(self, *, forced_empty: bool) -> Iterator[StreamEvent]:
+    def end(self, finish_reason: str | None, *, forced_empty: bool) -> Iterator[StreamEvent]:
         """End the reply. One without any item gets an empty message if it is `forced_empty`."""
         if not self.items and forced_empty:
             yield from self._begin("message")
-        yield from self.close()
+        yield from self._close("completed" if finish_reason == "stop" else "incomplete")
 
-    def close(self, status: str = "completed") -> Iterator[StreamEvent]:
-        """End the last item."""
+    def _close(self, status: str = "completed") -> Iterator[StreamEvent]:
+        """End the last item, if more can follow in it."""
         if not self._open:
             return
         item, part = self.items[-1], self.items[-1]["content"][0]
         place = self._place(item) | {"content_index": 0}
-        kind = "output_text" if self._open == "message" else "reasoning"
         self._open = ""
         logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-        yield {"type": f"response.{kind}.done", **place, "text": part["text"], **logprobs}
+        yield {"type": f"response.{part['type']}.done", **place, "text": part["text"], **logprobs}
         yield {"type": "response.content_part.done", **place, "part": part}
         yield self._ended(item, status)
 
     def _begin(self, kind: str) -> Iterator[StreamEvent]:
         if self._open == kind:
             return
-        yield from self.close()
+        yield from self._close()
         self._open = kind
         if kind == "message":
             item: dict[str, Any] = {
@@ -97,7 +98,7 @@ class OutputItems:
         item, part = self.items[-1], self.items[-1]["content"][0]
         part["text"] += text
         event = {
-            "type": "response.reasoning.delta",
+            "type": f"response.{kind}.delta",
             **self._place(item),
             "content_index": 0,
             "delta": text,
@@ -105,7 +106,7 @@ class OutputItems:
         if kind == "output_text":
             made = [_scored(one) for one in logprobs or ()]
             part["logprobs"] += made
-            event |= {"type": "response.output_text.delta", "logprobs": made}
+            event["logprobs"] = made
         yield event
 
     def _call(self, call: ToolCall) -> Iterator[StreamEvent]:

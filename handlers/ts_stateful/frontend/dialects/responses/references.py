@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ts_stateful.frontend.dialects.openai_fields import FieldFilter
 from ts_stateful.frontend.dialects.responses.ids import ResponseId
 from ts_stateful.frontend.dialects.responses.items import read_items
 from ts_stateful.protocol.chat import Said
@@ -22,7 +23,7 @@ class Reference(NamedTuple):
     num_items: int
 
 
-def find_reference(items: str | Sequence[dict[str, Any]]) -> Reference | None:
+def find_reference(items: str | Sequence[dict[str, Any]], fields: FieldFilter) -> Reference | None:
     """Return the last reference of an input to an item of a response; None if there is none.
 
     Raises:
@@ -34,5 +35,6 @@ def find_reference(items: str | Sequence[dict[str, Any]]) -> Reference | None:
     found = ResponseId.of_item(str(items[places[-1]].get("id"))) if places else None
     if found is None:
         return None
-    before = read_items([item for item in items[: places[-1]] if item.get("type") != _KIND])
+    given = [item for item in items[: places[-1]] if item.get("type") != _KIND]
+    before = read_items(given, fields)
     return Reference(found, before.messages, places[-1] + 1)

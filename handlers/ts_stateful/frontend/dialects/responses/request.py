@@ -75,7 +75,6 @@ _SAME = (
     "ignore_eos",
 )
 _TABLE = FieldTable(
-    "",
     {"prompt": ()},
     {
         "service_tier": ("auto", "default"),
@@ -83,16 +82,8 @@ _TABLE = FieldTable(
         "reasoning": ({}, {"effort": "none"}),
     },
 )
-_REASONING = FieldTable("reasoning.", {"effort": ("none",)})
-_TEXT = FieldTable("text.", {"verbosity": ("medium",)})
-
-
-class _Nothing(Struct, frozen=True):
-    pass
-
-
-class _TextFields(Struct, frozen=True):
-    format: dict[str, Any] | None = None
+_REASONING = FieldTable({"effort": ("none",)})
+_TEXT = FieldTable({"verbosity": ("medium",)})
 
 
 class ConversationBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,9 +114,9 @@ def read_create(
     """
     fields = FieldFilter(strict=strict)
     body: _Body = convert(_supported(document, fields), _Body)
-    referred = find_reference(body.input)
-    items = read_items(body.input, first=0 if referred is None else referred.num_items)
-    tools, calls = read_tools(body.tools, body.tool_choice)
+    referred = find_reference(body.input, fields)
+    items = read_items(body.input, fields, first=0 if referred is None else referred.num_items)
+    tools, calls = read_tools(body.tools, body.tool_choice, fields)
     form = read_form(body.text.get("format"))
     session_id, after = _place(body, referred)
     _check(body, fields, is_new=session_id is None)
@@ -154,29 +145,31 @@ def read_create(
 
 
 def read_conversation(
-    document: dict[str, Any], fields: FieldFilter, *, required: str | None
+    document: dict[str, Any], fields: FieldFilter, *, only: str | None
 ) -> ConversationBody:
-    """Convert a JSON object to the fields of a conversation, or to items for one.
+    """Convert a JSON object to the fields of a conversation, or to the `only` one that is changed.
 
     Raises:
-        InvalidRequest: it is malformed, or lacks the `required` field.
+        InvalidRequest: it is malformed, has another field, or lacks items that are to be added.
     """
-    body: ConversationBody = convert(
-        fields.supported(document, ConversationBody, FieldTable("")), ConversationBody
-    )
-    if required is not None and not getattr(body, required):
-        raise InvalidRequest("it is missing or empty", field=required)
+    wanted = fields.supported(document, ConversationBody.__struct_fields__, FieldTable())
+    body: ConversationBody = convert(wanted, ConversationBody)
+    for name in wanted:
+        if only not in (None, name):
+            raise InvalidRequest(f"this path takes `{only}` alone; leave it out", field=name)
+    if only == "items" and not body.items:
+        raise InvalidRequest("it is missing or empty", field="items")
     return body
 
 
 def _supported(document: dict[str, Any], fields: FieldFilter) -> dict[str, Any]:
     """Return the document without fields that have no meaning here."""
-    wanted = fields.supported(document, _Body, _TABLE)
+    wanted = fields.supported(document, _Body.__struct_fields__, _TABLE)
     reasoning = document.get("reasoning")
     if isinstance(reasoning, dict):
-        fields.supported(reasoning, _Nothing, _REASONING, "reasoning.")
+        fields.supported(reasoning, (), _REASONING, "reasoning.")
     if isinstance(wanted.get("text"), dict):
-        wanted["text"] = fields.supported(wanted["text"], _TextFields, _TEXT, "text.")
+        wanted["text"] = fields.supported(wanted["text"], ("format",), _TEXT, "text.")
     return wanted
 
 

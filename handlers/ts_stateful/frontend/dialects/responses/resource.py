@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from ts_stateful.frontend.dialects.responder import EngineAnswer
@@ -56,8 +57,6 @@ def finished(
     made = _object(response, note, status, items)
     if cut:
         made["incomplete_details"] = {"reason": "max_output_tokens"}
-        if items and items[-1].get("status") == "completed":
-            items[-1]["status"] = "incomplete"
     if status != "cancelled":
         made["completed_at"] = note.created_at + round(answer.timing.total_ms / 1000)
     return {**made, "usage": _usage(answer.usage)}
@@ -74,9 +73,8 @@ def whole(document: TurnDocument) -> dict[str, Any]:
 def output_items(document: TurnDocument, note: Note) -> list[dict[str, Any]]:
     """Return the output items of a turn that is complete."""
     output = OutputItems(document.response)
-    for _ in output.feed(document):
-        pass
-    for _ in output.end(forced_empty=note.kind == "response"):
+    ended = output.end(document.finish_reason, forced_empty=note.kind == "response")
+    for _ in itertools.chain(output.feed(document), ended):
         pass
     return output.items
 

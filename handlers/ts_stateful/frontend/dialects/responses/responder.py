@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ from ts_stateful.frontend.dialects.responses.resource import (
     TurnDocument,
     failed,
     finished,
+    output_items,
     unfinished,
     whole,
 )
@@ -107,10 +109,7 @@ class CreatedResponder(ResponseResponder):
         """See `ResponseResponder`. One in the background is answered before it ends."""
         if answer.finish_reason is None:
             return unfinished(answer.response, self._note)
-        output = OutputItems(answer.response)
-        for _ in (*output.feed(answer), *output.end(forced_empty=self._note.kind == "response")):
-            pass
-        return finished(answer.response, self._note, answer, output.items)
+        return finished(answer.response, self._note, answer, output_items(answer, self._note))
 
 
 class StreamResponder(ResponseResponder):
@@ -166,9 +165,8 @@ class StreamResponder(ResponseResponder):
         yield from self._output.feed(document)
         if not is_last:
             return
-        cut = document.finish_reason == "length"
-        yield from self._output.close("incomplete" if cut else "completed")
-        yield from self._output.end(forced_empty=self._note.kind == "response")
+        is_response = self._note.kind == "response"
+        yield from self._output.end(document.finish_reason, forced_empty=is_response)
         made = finished(self._response, self._note, document, self._output.items)
         # There is no event for a response that was cancelled.
         kind = "incomplete" if made["status"] == "incomplete" else "completed"
@@ -194,15 +192,20 @@ class StreamResponder(ResponseResponder):
             yield b"event: %b\ndata: %b\n\n" % (name, body) if self._framed else body + b"\n"
 
 
-_COUNTED = ("response.output_text.delta", "response.reasoning.delta")
+_COUNTED = ("response.output_text.delta", "response.reasoning_text.delta")
 
 
 def _without_start(delta: StreamEvent, num_chars: int) -> StreamEvent:
-    """Return a delta without its first characters, which the reader has."""
+    """Return a delta without its first characters, which the reader has, and their tokens."""
     if num_chars <= 0:
         return delta
     rest = {**delta, "delta": delta["delta"][num_chars:]}
-    return {**rest, "logprobs": []} if "logprobs" in rest else rest
+    if "logprobs" in delta:
+        known = len(delta["delta"][:num_chars].encode())
+        ends = itertools.accumulate(len(one["bytes"]) for one in delta["logprobs"])
+        scored = zip(delta["logprobs"], ends, strict=True)
+        rest["logprobs"] = [one for one, end in scored if end > known]
+    return rest
 
 
 def read_document(event: Event) -> TurnDocument:

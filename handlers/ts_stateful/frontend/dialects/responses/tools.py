@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ts_stateful.frontend.dialects.openai_fields import FieldFilter, FieldTable
 from ts_stateful.frontend.dialects.openai_format import read_format
 from ts_stateful.frontend.dialects.openai_tools import (
+    FunctionFields,
     ToolChoice,
     ToolDefinitions,
     allowed_of,
@@ -19,8 +21,12 @@ from ts_stateful.protocol.strict_json import convert
 
 __all__ = ["read_form", "read_tools"]
 
+_TOOL = FieldTable(repeated=("type",))
 
-def read_tools(asked: list[dict[str, Any]], choice: object) -> tuple[tuple[Tool, ...], str | None]:
+
+def read_tools(
+    asked: list[dict[str, Any]], choice: object, fields: FieldFilter
+) -> tuple[tuple[Tool, ...], str | None]:
     """Return the tools, and the name of the one that must be called: empty for any, None if there need be no call.
 
     Raises:
@@ -32,7 +38,11 @@ def read_tools(asked: list[dict[str, Any]], choice: object) -> tuple[tuple[Tool,
                 "this server has no tools of its own; only those of type `function` are supported",
                 field=f"tools[{index}].type",
             )
-    nested: object = [{"type": "function", "function": _function(tool)} for tool in asked]
+    names = FunctionFields.__struct_fields__
+    nested: object = [
+        {"function": fields.supported(tool, names, _TOOL, f"tools[{index}].")}
+        for index, tool in enumerate(asked)
+    ]
     nested, choice = allowed_of(nested, _nested_choice(choice))
     try:
         definitions: Any = convert(nested, ToolDefinitions)
@@ -46,11 +56,13 @@ def _nested_choice(choice: object) -> object:
     """Return a choice as a chat has it."""
     if not isinstance(choice, dict):
         return choice
-    if choice.get("type") != "allowed_tools":
-        return {"type": choice.get("type"), "function": {"name": choice.get("name")}}
-    tools = choice.get("tools")
-    named = [{"function": tool} for tool in tools] if isinstance(tools, list) else []
-    return {"allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+    rest = {**choice}
+    kind = rest.pop("type", "function")
+    if kind != "allowed_tools":
+        return {"type": kind, "function": rest}
+    if isinstance(rest.get("tools"), list):
+        rest["tools"] = list(map(_nested_choice, rest["tools"]))
+    return {"type": kind, kind: rest}
 
 
 def _choice(choice: object) -> ToolChoice | None:
@@ -59,10 +71,6 @@ def _choice(choice: object) -> ToolChoice | None:
     except InvalidRequest as error:
         raise InvalidRequest(error.message, field="tool_choice") from None
     return made
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in tool.items() if name != "type" and value is not None}
 
 
 def _unnested(field: str | None) -> str:

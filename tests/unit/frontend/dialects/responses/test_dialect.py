@@ -17,6 +17,7 @@ from ts_stateful.frontend.dialects.responses.note import decode_note
 from ts_stateful.protocol.chat import Respond, Tool
 from ts_stateful.protocol.errors import ContextTooLong, SessionNotFound, TurnGap
 
+USER = [{"role": "user", "content": "hi"}]
 TOOL: dict[str, Any] = {"type": "function", "name": "count", "parameters": {"type": "object"}}
 
 
@@ -125,6 +126,15 @@ def test_a_forced_call_has_no_form_of_a_text() -> None:
     assert decode_note(request.note).fields["text"] == {"format": {"type": "json_object"}}
 
 
+WRONG_CHOICES: list[dict[str, Any]] = [
+    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "x"}]},
+    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "name": "count"}]},
+    {"type": "allowed_tools", "mode": "auto", "tools": "count"},
+    {"type": "allowed_tools", "tools": [{"type": "function", "name": "count"}]},
+    {"type": "allowed_tools", "mode": "auto"},
+]
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -133,6 +143,8 @@ def test_a_forced_call_has_no_form_of_a_text() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {**TOOL, "name": "count"}}, "tool_choice"),
+        *(({"tools": [TOOL], "tool_choice": choice}, "tool_choice") for choice in WRONG_CHOICES),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"text": {"format": "json"}}, "text.format"),
         ({"input": 3}, "input"),
@@ -153,6 +165,34 @@ def test_what_has_no_effect_is_named() -> None:
     """Harmless fields of OpenAI's are taken."""
     exchange = create(user="me", prompt_cache_key="k", service_tier="auto", truncation="disabled")
     assert exchange.pending.ignored == ("user", "prompt_cache_key")
+
+
+NAMELESS: list[tuple[dict[str, Any], str]] = [
+    ({"input": [{"role": "user", "content": "x", "name": "Ann"}]}, "input[].name"),
+    (
+        {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "g"}, *USER]},
+        "input[].encrypted_content",
+    ),
+    *(
+        ({"input": [{"role": "user", "content": [part]}]}, f"input[].content[].{name}")
+        for name, part in (
+            ("cache_control", {"type": "input_text", "text": "x", "cache_control": {}}),
+            ("detail", {"type": "input_image", "image_url": "https://x", "detail": "high"}),
+        )
+    ),
+    ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[].defer_loading"),
+]
+
+
+@pytest.mark.parametrize(("fields", "name"), NAMELESS)
+def test_fields_of_items_and_tools_without_an_effect_are_named(
+    fields: dict[str, Any], name: str
+) -> None:
+    """A strict server refuses them by their path."""
+    assert create(**fields).pending.ignored == (name,)
+    document = {"model": "chat", "input": "hi", **fields}
+    status, body = ask(document, headers={"url_path": "v1/responses"}, strict=True).refusal
+    assert (status, body["error"]["param"].replace("[0]", "[]")) == (400, name)
 
 
 def test_what_is_not_in_effect_is_named_and_not_repeated() -> None:
@@ -216,6 +256,15 @@ def test_a_response_in_progress_is_a_conflict() -> None:
     assert (status, document["error"]["code"]) == (409, "turn_gap")
     assert document["error"]["param"] == "response_id"
     assert ask({}, headers=path).fails(TurnGap("there is no turn 1"))[0] == 404
+
+
+@pytest.mark.parametrize(("path", "field"), [("", "items"), ("/items", "metadata")])
+def test_a_conversation_takes_items_and_metadata_by_different_paths(path: str, field: str) -> None:
+    """One that is sent to the path of the other is refused, not added and not left out."""
+    document = {"items": USER, "metadata": {"a": "b"}}
+    status, body = ask(document, headers={"url_path": f"v1/conversations/conv_s{path}"}).refusal
+    assert (status, body["error"]["param"]) == (400, field)
+    assert ask(document, headers={"url_path": "v1/conversations"}).submit
 
 
 @pytest.mark.parametrize("path", ["v1/conversations", "v1/conversations/conv_s/items"])

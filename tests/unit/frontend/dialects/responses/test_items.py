@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ts_stateful.frontend.dialects.responses.items import read_items
+from ts_stateful.frontend.dialects.openai_fields import FieldFilter
+from ts_stateful.frontend.dialects.responses.items import Items, read_items
 from ts_stateful.protocol.chat import Said, ToolCall
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Image
@@ -26,13 +27,17 @@ THOUGHT: dict[str, Any] = {
 }
 
 
+def read(*items: dict[str, Any]) -> Items:
+    return read_items(list(items), FieldFilter(strict=False))
+
+
 def user(*parts: Any) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": list(parts)}
 
 
 def test_a_text_is_a_message_of_the_user() -> None:
     """And is listed as one."""
-    items = read_items("hi")
+    items = read_items("hi", FieldFilter(strict=False))
     assert items.messages == (Said("user", ("hi",)),)
     (document,) = items.documents
     assert document["content"] == [{"type": "input_text", "text": "hi"}]
@@ -43,7 +48,7 @@ def test_parts_keep_their_order() -> None:
     inline = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     linked = {"type": "input_image", "image_url": URL, "detail": "high"}
     text = {"type": "input_text", "text": "What is it?"}
-    items = read_items([{"role": "developer", "content": "Be brief."}, user(inline, text, linked)])
+    items = read({"role": "developer", "content": "Be brief."}, user(inline, text, linked))
     assert items.messages == (
         Said("system", ("Be brief.",)),
         Said("user", (None, "What is it?", None)),
@@ -62,7 +67,7 @@ def test_the_items_of_one_reply_are_one_message() -> None:
     """As the model wrote it: reasoning, text and calls. Results follow, and the next reply is another message."""
     said = {"role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]}
     other = {**CALL, "call_id": "c2"}
-    items = read_items([THOUGHT, said, CALL, other, RESULT, THOUGHT, CALL, said])
+    items = read(THOUGHT, said, CALL, other, RESULT, THOUGHT, CALL, said)
     calls = tuple(ToolCall(name, "count", "{}") for name in ("c1", "c2"))
     assert items.messages == (
         Said("assistant", ("Let me see.",), calls, reasoning="I count."),
@@ -73,13 +78,26 @@ def test_the_items_of_one_reply_are_one_message() -> None:
     assert len(items.documents) == 8
 
 
+def test_reasoning_begins_the_reply_that_follows_it() -> None:
+    """Also after the text of another reply, as when all items of two responses are sent."""
+    said = [{"role": "assistant", "content": text} for text in ("One.", "Two.")]
+    assert read(said[0], THOUGHT, said[1], CALL, THOUGHT, {**CALL, "call_id": "c2"}).messages == (
+        Said("assistant", ("One.",)),
+        Said("assistant", ("Two.",), (ToolCall("c1", "count", "{}"),), reasoning="I count."),
+        Said("assistant", ("",), (ToolCall("c2", "count", "{}"),), reasoning="I count."),
+    )
+    other = {**CALL, "call_id": "c2"}
+    (message,) = read(CALL, THOUGHT, other).messages
+    assert [call.id for call in message.tool_calls] == ["c1", "c2"]
+
+
 def test_a_result_may_have_parts() -> None:
     """Texts, but no images."""
     text = {"type": "input_text", "text": "3"}
-    (message,) = read_items([{**RESULT, "output": [text, text]}]).messages
+    (message,) = read({**RESULT, "output": [text, text]}).messages
     assert message == Said("tool", ("3", "3"), tool_call_id="c1")
     with pytest.raises(InvalidRequest) as refused:
-        read_items([{**RESULT, "output": [{"type": "input_image", "image_url": URL}]}])
+        read({**RESULT, "output": [{"type": "input_image", "image_url": URL}]})
     assert refused.value.field == "input[0].output[0]"
 
 
@@ -102,10 +120,10 @@ def test_a_result_may_have_parts() -> None:
 def test_a_wrong_item_is_named(item: dict[str, Any], field: str | None) -> None:
     """By its path; reasoning as a text is taken."""
     if field is None:
-        assert read_items([item]).messages[0].reasoning == "x"
+        assert read(item).messages[0].reasoning == "x"
         return
     with pytest.raises(InvalidRequest) as refused:
-        read_items([item])
+        read(item)
     assert refused.value.field == field
 
 
@@ -113,4 +131,4 @@ def test_an_inline_image_comes_back_without_its_url() -> None:
     """As a program sends it that lists the items of a conversation; the error has the ways to show it again."""
     listed = {"type": "input_image", "image_url": None, "detail": "auto"}
     with pytest.raises(InvalidRequest, match="`previous_response_id` keeps what it shows"):
-        read_items([{"role": "user", "content": [listed]}])
+        read({"role": "user", "content": [listed]})

@@ -6,14 +6,25 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.open_responses import check_event, check_response
 from ts_stateful.clock import SYSTEM_CLOCK
+from ts_stateful.frontend.dialects.openai_fields import FieldFilter
+from ts_stateful.frontend.dialects.responses.items import read_items
 from ts_stateful.frontend.dialects.responses.request import read_create
-from ts_stateful.frontend.dialects.responses.responder import StreamResponder
-from ts_stateful.protocol.answers import ReplyDetails, TurnAnswer, TurnPart, Usage, encode
+from ts_stateful.frontend.dialects.responses.responder import CreatedResponder, StreamResponder
+from ts_stateful.protocol.answers import (
+    Logprob,
+    ReplyDetails,
+    Timing,
+    TurnAnswer,
+    TurnPart,
+    Usage,
+    encode,
+)
 from ts_stateful.protocol.chat import ToolCall
 from ts_stateful.protocol.errors import OutOfMemory
 from ts_stateful.protocol.events import Event, EventKind
@@ -89,6 +100,12 @@ def test_numbers_are_without_gaps_if_characters_count() -> None:
     assert [one["sequence_number"] for one in joined(WHOLE)] == list(range(len(joined(WHOLE))))
 
 
+def test_reasoning_has_the_events_that_clients_know() -> None:
+    """By OpenAI's names."""
+    kinds = {one["type"] for one in WHOLE if "reasoning" in one["type"]}
+    assert kinds == {"response.reasoning_text.delta", "response.reasoning_text.done"}
+
+
 def test_items_in_their_order() -> None:
     """Reasoning, the message and the calls; each begins and ends, and the last event has all of them."""
     kinds = [one["item"]["type"] for one in WHOLE if one["type"] == "response.output_item.done"]
@@ -115,6 +132,46 @@ def test_an_engine_that_comes_back_does_not_begin_again() -> None:
     responder = StreamResponder(NOTE, None)
     assert responder.piece(event(EventKind.ACCEPTED))
     assert responder.piece(event(EventKind.ACCEPTED)) == b""
+
+
+def scored(*tokens: str) -> list[Logprob]:
+    return [Logprob(0, text, list(text.encode()), -0.5, 0, ()) for text in tokens]
+
+
+@pytest.mark.parametrize("reason", ["length", "cancelled"])
+@pytest.mark.parametrize("calls", [(), CALLS[:1]])
+def test_a_message_that_was_cut_is_incomplete(reason: str, calls: tuple[ToolCall, ...]) -> None:
+    """In its own event, at the end of the stream and when it is read again. Calls are complete."""
+    fields: dict[str, Any] = {"session_id": "s", "turn": 3, "finish_reason": reason}
+    last = event(EventKind.LAST, encode(TurnAnswer(text="", usage=USAGE, **fields)))
+    *events, ended = read([TurnPart("It", tool_calls=calls)], last=last)
+    done = [one["item"]["status"] for one in events if one["type"].endswith("output_item.done")]
+    assert done == (["completed", "completed"] if calls else ["incomplete"])
+    assert [item["status"] for item in ended["response"]["output"]] == done
+    whole = TurnAnswer(text="It", tool_calls=calls, usage=USAGE, timing=Timing(), **fields)
+    answer = CreatedResponder(NOTE, None, {}).whole(event(EventKind.LAST, encode(whole)))
+    assert json.loads(answer.body)["output"] == ended["response"]["output"]
+
+
+def test_log_probabilities_of_a_stream_that_is_read_again() -> None:
+    """Those of the rest of a delta. Tokens that come after their text are in the whole."""
+    pieces = [
+        TurnPart("It is röd", logprobs=scored("It", " is", " röd")),
+        TurnPart("", logprobs=scored("!")),
+    ]
+    events = read(pieces)
+    (delta,) = [one for one in events if one["type"] == "response.output_text.delta"]
+    tokens = [one["token"] for one in events[-1]["response"]["output"][0]["content"][0]["logprobs"]]
+    assert tokens == ["It", " is", " röd", "!"]
+    rest = read(pieces, delta["sequence_number"] - 4)[0]
+    assert (rest["delta"], [one["token"] for one in rest["logprobs"]]) == (" röd", [" röd"])
+
+
+def test_items_are_taken_back_as_they_were_sent() -> None:
+    """By a strict server too: a client that repeats them names nothing of its own."""
+    items = WHOLE[-1]["response"]["output"]
+    (reply,) = read_items(items, FieldFilter(strict=True)).messages
+    assert (reply.reasoning, reply.parts, reply.tool_calls) == (THOUGHT, (TEXT,), CALLS)
 
 
 def test_a_late_error_is_a_response_that_failed() -> None:
