@@ -98,14 +98,16 @@ class LanguageRequests:
             if self._responses.discard(message.request_id, session, command):
                 self._close(message, Close(session_id=command.session_id))
         elif isinstance(command, Info):
-            session = self._session(command.session_id)
-            saved = self._persistence.is_saved(session)
-            answer = reports.info(session, self._model, self._core.clock, saved=saved)
-            self._outbox.answer(request_id, answer, session_id=session.session_id)
+            self._info(request_id, self._session(command.session_id))
         else:
             raise InvalidRequest(
                 "this model holds conversations: it takes `prompt`, not `step`", field="type"
             )
+
+    def _info(self, request_id: str, session: Session[Context]) -> None:
+        saved = self._persistence.is_saved(session)
+        answer = reports.info(session, self._model, self._core.clock, saved=saved)
+        self._outbox.answer(request_id, answer, session_id=session.session_id)
 
     def _session(self, session_id: str | None, *, in_turn: bool = False) -> Session[Context]:
         if session_id is None:
