@@ -27,14 +27,16 @@ def tokens_within(
     tokens: Sequence[TokenLogprob],
     num_chars: int | None,
     shown: Sequence[tuple[int, int]] | None = None,
+    settled: int = 0,
 ) -> set[int]:
     """Return the indexes of the tokens that a client has with the first `num_chars` characters of the reply, None for all.
 
     Of a reply with other parts they are those with a character in its `shown` ranges. A token without a character of its own
-    belongs to the next one: what follows may still take it back.
+    belongs to the next one: what follows may still take it back. Tokens that end before character `settled` are left out.
     """
-    found, start = set(), 0
-    for index, token in enumerate(tokens):
+    first = bisect_left(tokens, settled, key=lambda one: one.end)
+    found, start = set(), tokens[first - 1].end if first else 0
+    for index, token in enumerate(tokens[first:], first):
         if num_chars is not None and (start >= num_chars or token.end > num_chars):
             break
         if shown is None or _overlaps(shown, start, max(token.end, start + 1)):

@@ -121,17 +121,12 @@ def functions_of(tools: Iterable[Tool]) -> list[dict[str, Any]]:
 
 
 class _PlacedParser(ResponseParser):  # type: ignore[misc]  # transformers is not typed
-    """The library's parser, which adds the place of its text to an event: the number of the reply's characters before it."""
-
-    def __init__(self, *args: Any, **fields: Any) -> None:
-        self._first = 0
-        super().__init__(*args, **fields)
-        self._first = len(self._buffer)  # after what the prompt has of the reply
+    """The library's parser, which adds the place of its text to an event: from the end of the text so far, so below 0."""
 
     def _accumulate(self, events: list[dict[str, Any]], text: str) -> None:
         super()._accumulate(events, text)
         if events:
-            events[-1]["start"] = self._pos - self._first
+            events[-1]["start"] = self._pos - len(self._buffer)
 
 
 class ReplyParser:
@@ -141,7 +136,7 @@ class ReplyParser:
     makes the ids of calls: they are the same if the reply is parsed again.
 
     A reply with a form is text as it is, unless it begins with a call. `shown` has the ranges of the reply's characters that
-    are text so far, each with its first place and the one after its last.
+    are text so far, each with its first place and the one after its last. What will become text is at `settled` or after it.
     """
 
     def __init__(self, template: ReplyTemplate, parsing: Parsing, origin: str) -> None:
@@ -153,13 +148,14 @@ class ReplyParser:
             template.response, prefix=parsing.prefix, tools=functions_of(parsing.tools)
         )
         self.shown: list[tuple[int, int]] = []
+        self.settled = 0
         self._num_fed = 0
         self._origin = origin
         self._may_call = bool(parsing.tools)
         self._num_calls = 0
         self._call = ""  # the text of a call so far
         self._call_start = 0
-        self._blanks = ""  # at the end of a part, until it goes on
+        self._blanks: list[tuple[int, str]] = []  # at the end of a part, until it goes on
         self._is_fresh = True  # the part has no text yet
         self._in_reasoning = False
         self._read(self._parser.initial_events)
@@ -201,19 +197,21 @@ class ReplyParser:
     def _read(self, events: Sequence[dict[str, Any]]) -> ReplyPiece:
         piece = ReplyPiece()
         for event in events:
-            kind, name = event["type"], event["field"]
+            kind, name, text = event["type"], event["field"], event.get("text", "")
+            start = self._num_fed + event.get("start", 0)
             if kind == "region_open":
-                self._is_fresh, self._blanks, self._call = True, "", ""
+                self._is_fresh, self._blanks, self._call = True, [], ""
                 self._in_reasoning = name in _REASONING
             elif kind == "region_chunk" and name == "content":
-                for start, text in self._trimmed(event):
-                    piece = piece.joined(self._show(start, text))
+                for place, shown in self._trimmed(start, text):
+                    piece = piece.joined(self._show(place, shown))
             elif kind == "region_chunk" and name in _REASONING:
-                thought = "".join(text for _, text in self._trimmed(event))
+                thought = "".join(shown for _, shown in self._trimmed(start, text))
                 piece = piece.joined(ReplyPiece(reasoning=thought))
+                self.settled = start + len(text)
             elif kind == "region_chunk":
-                self._call_start = event["start"] - len(self._call)
-                self._call += event["text"]
+                self._call_start = start - len(self._call)
+                self._call += text
             elif kind == "region_close":
                 self._in_reasoning = False
                 if name == "tool_calls":
@@ -222,26 +220,27 @@ class ReplyParser:
 
     def _show(self, start: int, text: str) -> ReplyPiece:
         """Return text that begins at this place of the reply, and keep its range."""
-        if text and self.shown and self.shown[-1][1] == start:
-            self.shown[-1] = (self.shown[-1][0], start + len(text))
-        elif text:
-            self.shown.append((start, start + len(text)))
+        if text:
+            self.settled = start + len(text)
+            if self.shown and self.shown[-1][1] == start:
+                start = self.shown.pop()[0]
+            self.shown.append((start, self.settled))
         return ReplyPiece(text)
 
-    def _trimmed(self, event: dict[str, Any]) -> Iterator[tuple[int, str]]:
-        """Yield the texts of a region that are shown, and their places."""
-        chunk, place = event["text"], 0
+    def _trimmed(self, start: int, chunk: str) -> Iterator[tuple[int, str]]:
+        """Yield what is shown of a region's text that begins at this place of the reply, with its places."""
+        at = 0
         for hidden in (*self._hidden.finditer(chunk), None):
-            start = event["start"] + place - len(self._blanks)
-            text = self._blanks + chunk[place : hidden and hidden.start()]
-            place = hidden.end() if hidden else 0
-            if self._is_fresh:
-                start += len(text) - len(text.lstrip())
-                text = text.lstrip()
+            text, place = chunk[at : hidden and hidden.start()], start + at
+            at = hidden.end() if hidden else at
             shown = text.rstrip()
-            self._blanks = text[len(shown) :]
-            self._is_fresh = self._is_fresh and not shown
-            yield start, shown
+            if shown:
+                first = len(text) - len(text.lstrip()) if self._is_fresh else 0
+                yield from self._blanks
+                yield place + first, shown[first:]
+                self._is_fresh, self._blanks = False, []
+            if not self._is_fresh:
+                self._blanks.append((place + len(shown), text[len(shown) :]))
 
     def _called(self, value: Any) -> ReplyPiece:
         calls = []

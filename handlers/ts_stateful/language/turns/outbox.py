@@ -109,11 +109,13 @@ class TurnOutbox(Outbox):
     ) -> tuple[ReplyPiece, list[Logprob] | None]:
         """Return what a client gets with the reply from character `after` up to `upto`, or to its end."""
         text, shown = of.text[after:upto], parser.shown if parser else None
-        known = tokens_within(of.logprobs, after, shown)
+        settled = parser.settled if parser else after
+        known = tokens_within(of.logprobs, after, shown, settled)
         piece = parser.feed(text) if parser else ReplyPiece(text)
         if parser and upto is None:
             piece = piece.joined(parser.finish())
-        return piece, self._logprobs(of, tokens_within(of.logprobs, upto, shown) - known)
+        new = tokens_within(of.logprobs, upto, shown, settled) - known
+        return piece, self._logprobs(of, new)
 
     def ack(self, sequence: Sequence) -> None:
         """Report all ids so far: a client is about to see their text, so a new engine must not choose others."""

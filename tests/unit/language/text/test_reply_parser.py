@@ -114,12 +114,12 @@ def test_a_malformed_call_is_text(template: ReplyTemplate, text: str) -> None:
 
 def test_special_tokens_are_not_shown(template: ReplyTemplate) -> None:
     """They are marks, or nothing: a model may write them anywhere."""
-    text = "<think>a<|im_start|>b</think>c<|im_start|> d"
+    text = "<think>a<|im_start|>b</think>c<|im_start|> d \n<|im_start|>e"
     found = read(template, text)
-    assert (found.reasoning, found.text) == ("ab", "c d")
+    assert (found.reasoning, found.text) == ("ab", "c d \ne")
     parser = ReplyParser(template, Parsing(), "r")
     parser.feed(text)
-    assert [text[start:stop] for start, stop in parser.shown] == ["c", " d"]
+    assert [text[start:stop] for start, stop in parser.shown] == ["c", " d \n", "e"]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.data())
@@ -131,12 +131,19 @@ def test_the_parts_do_not_depend_on_the_pieces(pieces: list[str], data: st.DataO
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     parser, found = ReplyParser(template, parsing, "r"), ReplyPiece()
     for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        settled, before = parser.settled, places(parser)
         found = found.joined(parser.feed(text[start:stop]))
+        assert all(place >= settled for place in places(parser) - before)
     whole = parse_reply(template, parsing, "r", text)
     assert found.joined(parser.finish()) == whole
     assert "".join(text[start:stop] for start, stop in parser.shown) == whole.text
     if parsing.has_form and not text.startswith("<tool_call>"):
         assert whole == ReplyPiece(text)
+
+
+def places(parser: ReplyParser) -> set[int]:
+    """The places of all characters that are shown."""
+    return {place for start, stop in parser.shown for place in range(start, stop)}
 
 
 QWEN3: dict[str, Any] = {
