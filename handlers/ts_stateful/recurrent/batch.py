@@ -13,7 +13,7 @@ from ts_stateful.config.schema import StateConfig
 from ts_stateful.protocol.declarations import Control, Declared, Input, Output, Ragged, State
 from ts_stateful.recurrent.output_rows import OutputRows
 from ts_stateful.recurrent.program import torch_dtype
-from ts_stateful.recurrent.slots import model_dim
+from ts_stateful.recurrent.slots import free_dim
 
 __all__ = ["Grouping", "InputRow", "Results", "Shaper"]
 
@@ -93,22 +93,24 @@ class Shaper:
             if lengths is None or len(set(lengths)) == 1:
                 continue
             tensor = blanked[number]
-            mask = self._mask(lengths, tensor.shape[_free(state)], tensor.shape[state.rows_dim])
+            mask = self._mask(lengths, tensor.shape[free_dim(state)], tensor.shape[state.rows_dim])
             blanked[number] = tensor.masked_fill(_spread(~mask, state, tensor), 0)
         return blanked
 
     def results(
         self, rows: Sequence[InputRow], outputs: Sequence[Tensor], states: Sequence[Tensor]
     ) -> Results:
-        """Check and cuts what the model returned.
+        """Check and cut what the model returned.
 
         Raises:
             TypeError: a tensor is not what is declared.
         """
         num_rows, settings = len(rows), self._settings
-        self._check(num_rows, outputs, states)
+        all_declared: list[Declared] = [*settings.outputs, *settings.states]
+        for declared, tensor in zip(all_declared, (*outputs, *states), strict=True):
+            _check(declared, tensor, settings.max_rows if settings.fixed_rows else num_rows)
         on_host = [
-            _rows_first(_without_fillers(tensor, declared, num_rows), declared).to("cpu")
+            _without_fillers(tensor, declared, num_rows).movedim(declared.rows_dim, 0).to("cpu")
             for declared, tensor in zip(settings.outputs, outputs, strict=True)
         ]
         by_name = {
@@ -135,13 +137,6 @@ class Shaper:
             ],
             [lengths(*pair) for pair in zip(settings.states, states, strict=True)],
         )
-
-    def _check(self, num_rows: int, outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
-        settings = self._settings
-        given = settings.max_rows if settings.fixed_rows else num_rows
-        all_declared: list[Declared] = [*settings.outputs, *settings.states]
-        for declared, tensor in zip(all_declared, (*outputs, *states), strict=True):
-            _check(declared, tensor, given)
 
     def _stacked(
         self,
@@ -171,12 +166,10 @@ class Shaper:
     def _told(self, tensor: Input, rows: Sequence[InputRow], num_rows: int) -> Tensor:
         dtype = torch_dtype(tensor.datatype)
         if tensor.control is not None:
-            flags = [_flag(tensor.control, row) for row in rows]
+            flags = [_FLAGS[tensor.control](row) for row in rows]
             flags += [False] * (num_rows - len(rows))
             one = torch.tensor(flags, dtype=dtype).view(num_rows, *(1 for _ in tensor.shape))
-            made = one.repeat(
-                1, *tensor.shape
-            )  # not expanded: the model may write into each element
+            made = one.repeat(1, *tensor.shape)  # the model may write into each element
             return made.movedim(0, tensor.rows_dim).to(self._device)
         name = tensor.lengths_of or tensor.mask_of
         assert name is not None
@@ -203,10 +196,6 @@ _FLAGS: dict[Control, Callable[[InputRow], bool]] = {
 }
 
 
-def _flag(control: Control, row: InputRow) -> bool:
-    return _FLAGS[control](row)
-
-
 def _grouped(tensors: Sequence[Input | State]) -> list[int]:
     """Return the numbers of the states that must be equally long in all rows of a pass."""
     return [
@@ -216,26 +205,17 @@ def _grouped(tensors: Sequence[Input | State]) -> list[int]:
     ]
 
 
-def _free(tensor: Declared) -> int:
-    assert tensor.free_dim is not None
-    return model_dim(tensor.free_dim, tensor.rows_dim)
-
-
 def _without_fillers(tensor: Tensor, declared: Declared, num_rows: int) -> Tensor:
     dim = declared.rows_dim
     return tensor if tensor.shape[dim] == num_rows else tensor.narrow(dim, 0, num_rows)
 
 
-def _rows_first(tensor: Tensor, declared: Declared) -> Tensor:
-    return tensor.movedim(declared.rows_dim, 0) if declared.rows_dim else tensor
-
-
 def _spread(mask: Tensor, state: State, tensor: Tensor) -> Tensor:
     """Return a mask `(rows, longest)` in the shape of the state."""
-    if state.rows_dim > _free(state):
+    if state.rows_dim > free_dim(state):
         mask = mask.T
     shape = [
-        size if dim in (state.rows_dim, _free(state)) else 1
+        size if dim in (state.rows_dim, free_dim(state)) else 1
         for dim, size in enumerate(tensor.shape)
     ]
     return mask.reshape(shape)
@@ -277,7 +257,7 @@ def _checked(declared: Declared, tensor: Tensor, lengths: list[int] | None) -> l
     """Return the lengths if the tensor is that long: values beyond its end are of former sequences."""
     if lengths is None or declared.free_dim is None:
         return lengths
-    most = tensor.shape[_free(declared)]
+    most = tensor.shape[free_dim(declared)]
     if min(lengths) < 0 or max(lengths) > most:
         raise TypeError(
             f"{declared.name} has room for {most}; the lengths of its rows are {lengths}"

@@ -23,7 +23,7 @@ from ts_stateful.recurrent.output_rows import OutputRows, elements_of
 from ts_stateful.recurrent.step import PendingStep
 from ts_stateful.recurrent.step_records import Answered
 
-__all__ = ["Outbox"]
+__all__ = ["StepOutbox"]
 
 _LAST = EventKind.LAST
 _PCM16_SCALE = 32768.0

@@ -14,7 +14,7 @@ from ts_stateful.protocol.errors import ContextTooLong
 from ts_stateful.recurrent.batch import InputRow, Results, Shaper
 from ts_stateful.recurrent.output_rows import OutputRows
 from ts_stateful.recurrent.program import Program
-from ts_stateful.recurrent.slots import SlotPool, model_dim
+from ts_stateful.recurrent.slots import SlotPool, free_dim
 
 __all__ = ["Passes", "Stepped"]
 
@@ -100,7 +100,7 @@ class Passes:
         state, tensor = self._settings.states[number], results.states[number]
         if state.free_dim is None or state.max is None:
             return tensor, None
-        dim = model_dim(state.free_dim, state.rows_dim)
+        dim = free_dim(state)
         lengths = results.state_lengths[number] or [tensor.shape[dim]] * num_rows
         if state.when_full is WhenFull.DROP_OLDEST and max(lengths) > state.max:
             tensor = torch.cat(

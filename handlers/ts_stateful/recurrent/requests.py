@@ -173,10 +173,7 @@ class RecurrentRequests:
             self._outbox.refuse(request_id, error, session.session_id)
             self._steps.lose(session, error)
 
-        if session.state.log_position is None:
-            written(None)
-        else:
-            self._persistence.write(session, answered, written)
+        self._persistence.write(session, answered, written)
 
     def _close(self, message: Submit, command: Close) -> None:
         session_id = command.session_id

@@ -17,10 +17,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.protocol.declarations import State
+from ts_stateful.protocol.declarations import Declared, State
 from ts_stateful.recurrent.program import torch_dtype
 
-__all__ = ["Kept", "SlotPool", "initial_states", "model_dim"]
+__all__ = ["Kept", "SlotPool", "free_dim", "initial_states"]
 
 _FIRST_SLOTS = 8
 
@@ -36,9 +36,10 @@ class Kept(NamedTuple):
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def model_dim(tensor_dim: int, rows_dim: int) -> int:
-    """Return the model's dimension for a row's `tensor_dim`."""
-    return tensor_dim + (tensor_dim >= rows_dim)
+def free_dim(declared: Declared) -> int:
+    """Return the model's dimension for the free one of a row, which there must be."""
+    assert declared.free_dim is not None
+    return declared.free_dim + (declared.free_dim >= declared.rows_dim)
 
 
 def initial_states(states: Sequence[State], model_dir: Path) -> list[Tensor]:
@@ -135,7 +136,7 @@ class SlotPool:
         """Write the states of as many rows as there are slots; of a growing state what there is, from its beginning."""
         for number, tensor in enumerate(new):
             state = self._states[number]
-            length = None if state.free_dim is None else tensor.shape[_free(state)]
+            length = None if state.free_dim is None else tensor.shape[free_dim(state)]
             self._part(number, length).index_copy_(state.rows_dim, index, tensor)
 
     def reset(self, slots: Sequence[int]) -> None:
@@ -152,7 +153,7 @@ class SlotPool:
     def initial_lengths(self) -> list[int | None]:
         """Return the lengths that a sequence begins with; None for a state that does not grow."""
         return [
-            None if state.free_dim is None else tensor.shape[_free(state)]
+            None if state.free_dim is None else tensor.shape[free_dim(state)]
             for tensor, state in zip(self.initial, self._states, strict=True)
         ]
 
@@ -172,7 +173,7 @@ class SlotPool:
 
     def _part(self, number: int, length: int | None) -> Tensor:
         tensor, state = self._tensors[number], self._states[number]
-        return tensor if length is None else tensor.narrow(_free(state), 0, length)
+        return tensor if length is None else tensor.narrow(free_dim(state), 0, length)
 
     def _grow(self, num_slots: int) -> None:
         new = [self._room(state, num_slots) for state in self._states]  # or nothing changes
@@ -195,8 +196,3 @@ def slot_bytes(states: Sequence[State]) -> int:
         state.num_elements * (state.max or 1) * torch_dtype(state.datatype).itemsize
         for state in states
     )
-
-
-def _free(state: State) -> int:
-    assert state.free_dim is not None
-    return model_dim(state.free_dim, state.rows_dim)
