@@ -30,10 +30,16 @@ def parse_json(body: bytes | bytearray) -> dict[str, Any]:
     if (quick := _parse_quickly(body)) is not None:
         return quick
     try:
-        text = bytes(body).decode("utf-8")
-        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_Constant)
-        if "NaN" in text or "Infinity" in text:
-            _refuse_constants(document)
+        text, constants = bytes(body).decode("utf-8"), list[str]()
+
+        def keep(name: str) -> list[str]:  # a NaN or an infinity, which JSON lacks
+            constants.append(name)
+            return constants
+
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=keep)
+        if constants:
+            field = (_path_of(constants, document) or "")[:128] or None
+            raise InvalidRequest(f"{constants[0]} is not JSON; send a finite number", field=field)
     except UnicodeDecodeError:
         remedy = "it is compressed; send it as it is" if body[:2] == _GZIP else "encode it so"
         raise InvalidRequest(f"the body is not UTF-8; {remedy}") from None
@@ -94,18 +100,18 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-class _Constant(str):
-    """NaN or an infinity, which JSON lacks."""
-
-
-def _refuse_constants(value: Any, path: str = "") -> None:
-    if isinstance(value, _Constant):
-        raise InvalidRequest(f"{value} is not JSON; send a finite number", field=path[:128] or None)
+def _path_of(sought: object, value: Any, path: str = "") -> str | None:
+    """Return the path of the first place in a document that has an object; None if there is none."""
+    if value is sought:
+        return path
     is_list = isinstance(value, list)
     pairs: Any = enumerate(value) if is_list else value.items() if isinstance(value, dict) else ()
-    for key, inner in pairs:
-        if isinstance(inner, dict | list | _Constant):
-            _refuse_constants(inner, f"{path}[{key}]" if is_list else f"{path}.{key}".lstrip("."))
+    inner = (
+        _path_of(sought, item, f"{path}[{key}]" if is_list else f"{path}.{key}".lstrip("."))
+        for key, item in pairs
+        if isinstance(item, dict | list)
+    )
+    return next((found for found in inner if found is not None), None)
 
 
 def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
