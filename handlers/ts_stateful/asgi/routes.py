@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -27,16 +28,18 @@ from ts_stateful.frontend.pending_response import IGNORED
 __all__ = ["make_app", "make_management_app", "make_metrics_app"]
 
 _PROBES = "/livez, /readyz, /ping and /models"
-_KNOWN = (b"x-request-id", b"traceparent")
 
 
-def make_app(models: Models, bodies: BodyReader) -> Starlette:
-    """Return the application of the public port."""
+def make_app(models: Models, bodies: BodyReader, *, names_requests: bool = True) -> Starlette:
+    """Return the application of the public port. Without `names_requests`, another layer adds `x-request-id`."""
     health, sessions, responses = Health(models), Sessions(models), ResponseSockets(models)
     predictions, openai = Predictions(models, bodies), OpenAiRoot(models, bodies)
     base = "" if models.of_openai[0].config.state else "/v1 (the base URL of OpenAI's clients), "
     return Starlette(
-        middleware=[Middleware(_Correlated), *_cross_origin(models)],
+        middleware=[
+            Middleware(_Correlated, names_requests=names_requests),
+            *_cross_origin(models),
+        ],
         exception_handlers=refuse_other_paths(
             f"/predictions/{next(iter(models)).name}, {base}/v2, /invocations, {_PROBES}"
         ),
@@ -83,17 +86,17 @@ def make_metrics_app(registry: CollectorRegistry) -> Starlette:
 class _Correlated:
     """A layer that gives each answer the names of its request, which it puts into the scope as `correlation`."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, names_requests: bool = True) -> None:
         self._app = app
+        self._names_requests = names_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pairs = [pair for pair in scope.get("headers", ()) if pair[0] in _KNOWN]
-        known = Correlation.of((name.decode(), value.decode("latin-1")) for name, value in pairs)
-        scope["correlation"] = known
+        known = scope["correlation"] = Correlation.of(Headers(raw=scope.get("headers", [])).items())
+        pairs = known.pairs() if self._names_requests else known.pairs()[1:]
 
         async def send_named(message: Message) -> None:
             if message["type"].endswith("http.response.start"):  # also that of a WebSocket
-                message["headers"] = [*message["headers"], *known.pairs()]
+                message["headers"] = [*message["headers"], *pairs]
             await send(message)
 
         await self._app(scope, receive, send_named)

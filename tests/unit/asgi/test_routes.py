@@ -103,3 +103,12 @@ def test_a_socket_at_another_path_is_an_unknown_url(path: str) -> None:
         pass
     assert (denied.value.status_code, denied.value.json()["error"]["code"]) == (404, "unknown_url")
     assert len(denied.value.headers.get_list("x-request-id")) == 1
+
+
+def test_another_layer_may_name_requests() -> None:
+    """Ray Serve does, and a header that is there twice has two values."""
+    app = make_app(MODELS, BodyReader(1000, 1.0), names_requests=False)
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    answer = TestClient(app).get("/nope", headers={"traceparent": trace})
+    assert answer.headers["traceparent"] == trace
+    assert "x-request-id" not in answer.headers

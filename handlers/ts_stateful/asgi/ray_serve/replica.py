@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ray import serve
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.model import ModelFront
@@ -59,9 +58,8 @@ class SessionsReplica:
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application that answers this replica's requests."""
-        app = make_app(self._models, BodyReader(_MAX_BODY_BYTES, _BODY_IDLE_S))
-        app.add_middleware(_WithoutRequestId)
-        return app
+        bodies = BodyReader(_MAX_BODY_BYTES, _BODY_IDLE_S)
+        return make_app(self._models, bodies, names_requests=False)  # Ray Serve does
 
     def check_health(self) -> None:
         """Raise `EngineUnavailable` if an engine does not answer; Ray Serve then replaces the replica."""
@@ -82,19 +80,3 @@ class SessionsReplica:
         engines = engines_in(self._temporary)
         await asyncio.to_thread(end_engines, engines, _ENGINES_STOP_S)
         shutil.rmtree(self._home, ignore_errors=True)
-
-
-class _WithoutRequestId:
-    """A layer that leaves `x-request-id` to Ray Serve, which adds the same one to each answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_rest(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                pairs = message["headers"]
-                message["headers"] = [pair for pair in pairs if pair[0] != b"x-request-id"]
-            await send(message)
-
-        await self._app(scope, receive, send_rest)
