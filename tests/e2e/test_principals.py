@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from deploy.sagemaker.local.endpoint import CONTAINER_VARIABLES
 from deploy.sagemaker.local.routing import Instance, Router
 from deploy.sagemaker.local.server import ServiceLimits, make_app
 from tests.e2e.server import log_path, profile_server
@@ -28,7 +29,7 @@ from ts_stateful.client import Server, connect
 from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.protocol.errors import SessionNotFound, Unauthenticated
 from ts_stateful.protocol.profile import Profile
-from ts_stateful.protocol.sagemaker import CONTAINER_VARIABLES, CUSTOM_ATTRIBUTES, SESSION_ID
+from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES, SESSION_ID
 from ts_stateful.serving.server import LocalServer
 
 pytestmark = pytest.mark.xdist_group("principals")  # none uses a server of other files

@@ -18,15 +18,20 @@ from deploy.sagemaker.local.routing import Instance, Router
 from deploy.sagemaker.local.server import make_app
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.cli.terminal import Terminal
-from ts_stateful.protocol.sagemaker import CONTAINER_VARIABLES
+from ts_stateful.protocol.sagemaker import CLOSED_SESSION_ID, SESSION_ID
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server import LocalServer
 from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
-__all__ = ["FRONTS", "Settings", "run"]
+__all__ = ["CONTAINER_VARIABLES", "FRONTS", "Settings", "run"]
 
 FRONTS = ("torchserve", "asgi")
+CONTAINER_VARIABLES = {
+    "TS_REQUEST_SEQUENCE_ID": SESSION_ID,
+    "TS_REQUEST_SEQUENCE_END": CLOSED_SESSION_ID,
+}
+"""The environment in which TorchServe, in the continuous profile, uses SageMaker's session headers."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GOODBYE_S = 1.0  # for requests in flight when the endpoint stops
 

@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import NamedTuple
 
 from deploy.sagemaker.local.errors import session_not_found, unavailable
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
-from ts_stateful.protocol.sagemaker import parse_opened
+from ts_stateful.protocol.sagemaker import is_session_id
 
-__all__ = ["Instance", "Router"]
+__all__ = ["Instance", "OpenedSession", "Router", "parse_opened"]
+
+_OPENED = re.compile(r"([^;\s]+);\sExpires=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)", re.ASCII)
+
+
+class OpenedSession(NamedTuple):
+    """A session that a container has opened; `expires_at` in Unix seconds."""
+
+    session_id: str
+    expires_at: float
+
+
+def parse_opened(value: str) -> OpenedSession | None:
+    """Parse a container's `X-Amzn-SageMaker-Session-Id`. Return None if it opens no session."""
+    match = _OPENED.fullmatch(value)
+    if match is None or not is_session_id(match.group(1)):
+        return None
+    try:
+        expires_at = datetime.strptime(match.group(2), "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:  # a month 13
+        return None
+    return OpenedSession(match.group(1), expires_at.replace(tzinfo=timezone.utc).timestamp())
 
 
 @dataclass(eq=False)

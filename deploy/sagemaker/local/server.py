@@ -30,23 +30,22 @@ from deploy.sagemaker.local.errors import (
     validation_error,
 )
 from deploy.sagemaker.local.eventstream import MEDIA_TYPE, payload_part, stream_error
-from deploy.sagemaker.local.routing import Instance, Router
+from deploy.sagemaker.local.routing import Instance, Router, parse_opened
 from deploy.sagemaker.local.sockets import Refused, SocketLimits, Sockets
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.protocol.sagemaker import (
     CLOSED_SESSION_ID,
     CUSTOM_ATTRIBUTES,
     MAX_BODY_BYTES,
-    MODEL_TIMEOUT_S,
-    NEW_SESSION_ID,
     SESSION_ID,
-    STREAM_TIMEOUT_S,
-    parse_opened,
 )
 
 __all__ = ["ServiceLimits", "make_app"]
 
 _MAX_MISSED_PINGS = 3  # in a row; a session that moves does not come back
+_NEW_SESSION_ID = (
+    "X-Amzn-SageMaker-New-Session-Id"  # `SESSION_ID` of a container's answers, for clients
+)
 _CONTENT_TYPE = "X-Amzn-SageMaker-Content-Type"  # of what a stream carries
 
 
@@ -58,8 +57,8 @@ class ServiceLimits:
     directions.
     """
 
-    model_s: float = MODEL_TIMEOUT_S
-    stream_s: float = STREAM_TIMEOUT_S
+    model_s: float = 60.0
+    stream_s: float = 480.0
     ping_s: float = 5.0
     sockets: SocketLimits = field(default_factory=SocketLimits)
 
@@ -267,7 +266,7 @@ def _headers_of(answer: ContainerAnswer) -> dict[str, str]:
 
 def _session_headers_of(answer: ContainerAnswer) -> dict[str, str]:
     opened = answer.headers.get(SESSION_ID, "")
-    headers = {NEW_SESSION_ID: opened} if parse_opened(opened) else {}
+    headers = {_NEW_SESSION_ID: opened} if parse_opened(opened) else {}
     if CLOSED_SESSION_ID in answer.headers:
         headers[CLOSED_SESSION_ID] = answer.headers[CLOSED_SESSION_ID]
     return headers

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from deploy.sagemaker.local.errors import ServiceError
-from deploy.sagemaker.local.routing import Instance, Router
+from deploy.sagemaker.local.routing import Instance, Router, parse_opened
 from tests.support.clock import FakeClock
-from ts_stateful.protocol.sagemaker import is_session_id, parse_opened
+from ts_stateful.protocol.sagemaker import is_session_id
 
 AT = 1_700_000_000  # 2023-11-14T22:13:20Z, the Unix time of a new FakeClock
 IN_A_MINUTE = "2023-11-14T22:14:20Z"
