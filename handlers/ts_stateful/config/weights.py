@@ -72,7 +72,10 @@ def read_shapes(file: Path) -> dict[str, list[int]]:
         if length > min(size - 8, _MAX_HEADER):
             raise ValueError("it is no safetensors file, or truncated")
         stream.seek(8)
-        tensors = msgspec.json.decode(stream.read(length), type=dict[str, _Tensor])
+        try:
+            tensors = msgspec.json.decode(stream.read(length), type=dict[str, _Tensor])
+        except RecursionError:
+            raise ValueError("its header is nested too deeply") from None
     expected = 8 + length + max((each.data_offsets[1] for each in tensors.values()), default=0)
     if size != expected:
         raise ValueError(f"it has {size} bytes instead of {expected}")

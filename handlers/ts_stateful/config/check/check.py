@@ -70,12 +70,13 @@ def check_file(
         findings = [*check_config(config, model), *check_adapters(config.handler, path.parent)]
         findings += check_names(document or {})
         if config.state is None:
-            findings += _check_chat_template(config.handler.chat_template or "", path.parent)
+            template = config.handler.chat_template
+            findings += _check_chat_template(template, path.parent) if template is not None else []
             folders = (path.parent / config.handler.model, expand_home(config.handler.model))
             found = model_folder or next(filter(Path.is_dir, folders), None)
             if found is not None and found.is_dir():  # or a config.json alone
-                has_template = config.handler.chat_template is not None
-                findings = [*check_checkpoint(found, has_template=has_template), *findings]
+                found_there = check_checkpoint(found, has_template=template is not None)
+                findings = [*found_there, *findings]
                 if config.handler.tensor_parallel > 1:
                     findings += check_split(found, config.handler.tensor_parallel)
         return sorted(findings, key=lambda finding: finding.severity != "error")

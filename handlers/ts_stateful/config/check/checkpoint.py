@@ -104,16 +104,15 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
 
 def _check_settings(folder: Path) -> Iterator[Finding]:
     """Find damaged files, which libraries refuse without their names. A tokenizer of many megabytes is only skimmed."""
-    skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
     for name in ("tokenizer.json", *_SETTINGS):
         try:
             if name == "tokenizer.json":
-                skim((folder / name).read_bytes())
+                msgspec.json.decode((folder / name).read_bytes(), type=dict[str, msgspec.Raw])
             else:
                 read_json(folder / name, dict[str, Any])
         except FileNotFoundError:
             pass
-        except (OSError, ValueError) as reason:
+        except (OSError, ValueError, RecursionError) as reason:
             yield error(_KEY, f"{folder / name} cannot be read: {reason}", _AGAIN)
 
 

@@ -26,7 +26,7 @@ def check_template(key: str, place: str, template: object) -> Iterator[Finding]:
             environment.parse(_GENERATION.sub(_without_mark, text))
     except ImportError:
         return
-    except (OSError, UnicodeDecodeError) as reason:
+    except (OSError, UnicodeDecodeError, RecursionError) as reason:
         yield error(key, f"{place} cannot be read: {reason}", "correct it")
     except jinja.TemplateSyntaxError as reason:
         yield error(key, f"line {reason.lineno} of {place}: {reason.message}", "correct it")

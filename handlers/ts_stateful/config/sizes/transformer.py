@@ -5,6 +5,7 @@ The engine measures the same sizes on the running model.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from ts_stateful.config.sizes.layers import (
 )
 from ts_stateful.config.sizes.numbers import DTYPE_BYTES, ModelUnknown, Numbers
 from ts_stateful.config.sizes.quantities import show_bytes, show_count
-from ts_stateful.config.weights import INDEX
+from ts_stateful.config.weights import INDEX, weight_files
 
 __all__ = ["TransformerSize", "read_transformer", "text_of"]
 
@@ -250,8 +251,8 @@ def _image_tokens(document: Mapping[str, Any]) -> int | None:
 
 def _stored_bytes(folder: Path) -> int:
     """Return the bytes of the weights in a folder, by their files or their index; 0 without both."""
-    if files := list(filter(Path.is_file, folder.glob("*.safetensors"))):
-        return sum(file.stat().st_size for file in files)
+    with contextlib.suppress(OSError, ValueError):
+        return sum((folder / name).stat().st_size for name in weight_files(folder))
     try:
         index = read_json(folder / INDEX, dict[str, Any])
         return int(index["metadata"]["total_size"])

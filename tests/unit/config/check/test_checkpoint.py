@@ -191,7 +191,9 @@ def test_a_broken_configuration(text: str, tmp_path: Path) -> None:
     assert "cannot be read" in finding.message
 
 
-@pytest.mark.parametrize("text", ['{"model": {"type": "BPE", ', "null", "[]", "version https"])
+@pytest.mark.parametrize(
+    "text", ['{"model": {"type": "BPE", ', "null", "[]", "version https", '{"a": ' + "[" * 100_000]
+)
 @pytest.mark.parametrize(
     "name",
     [
@@ -216,6 +218,7 @@ def test_damaged_settings_are_named(name: str, text: str, tmp_path: Path) -> Non
         (b"", "truncated"),
         (b"\xff\xfe\0garbage", "no safetensors file"),
         (b"\2\0\0\0\0\0\0\0xx", "malformed"),
+        ((100_010).to_bytes(8, "little") + b'{"a":{"x":' + b"[" * 100_000, "nested too deeply"),
         (PART, "has 66 bytes instead of 70"),
         (NO_WEIGHTS + b"more", "has 14 bytes instead of 10"),
     ],
@@ -252,6 +255,7 @@ def test_weights_that_the_library_would_not_load_are_missing(kind: str, tmp_path
     [
         ("chat_template.jinja", "a\n{% if %}", "line 2 of {}: "),
         ("chat_template.jinja", "\xff", "{} cannot be read: "),
+        ("chat_template.jinja", "{{" + "(" * 5000 + "a", "{} cannot be read: "),
         ("processor_config.json", '{"chat_template": "{% for"}', "line 1 of chat_template of {}: "),
         ("tokenizer_config.json", '{"chat_template": "{{"}', "line 1 of chat_template of {}: "),
     ],

@@ -265,8 +265,11 @@ def test_the_window_of_growing_positions_is_the_original_one(tmp_path: Path) -> 
 
 
 def test_weights_are_counted_in_their_files(tmp_path: Path) -> None:
-    """By the files beside config.json, or their index; else they are estimated."""
-    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 4000}}')
+    """By the files that the library loads, or their index; else they are estimated."""
+    names = {"x": "model-00001-of-00001.safetensors"}
+    index = {"metadata": {"total_size": 4000}, "weight_map": names}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "consolidated.safetensors").write_bytes(bytes(8000))
     size = _size(tmp_path, _LLAMA_31_8B)
     assert (size.weights, size.estimated) == (2000, False)
     (tmp_path / "model-00001-of-00001.safetensors").write_bytes(bytes(8000))
