@@ -79,14 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--model", default="chat", help="name of the model (default: %(default)s)")
-    given = os.environ.get("TS_STATEFUL_URL")
-    for flag, url, port, text in (
-        ("--url", given, 8080, "address of the inference API"),
-        ("--management-url", None, 8081, "address of the management API"),
-        ("--metrics-url", None, 8082, "address of the metrics of a server without TorchServe"),
-    ):
-        default = url or f"http://127.0.0.1:{port}"
-        parser.add_argument(flag, default=default, help=f"{text} (default: %(default)s)")
+    _add_addresses(parser)
     parser.add_argument(
         "--timeout",
         type=positive,
@@ -110,6 +103,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the session header of TorchServe's configuration (default: %(default)s)",
     )
     parser.add_argument("--ca-file", type=Path, metavar="FILE", help="trusted certificates, as PEM")
+
+
+def _add_addresses(parser: argparse.ArgumentParser) -> None:
+    url = os.environ.get("TS_STATEFUL_URL") or "http://127.0.0.1:8080"
+    for flag, default, text in (
+        ("--url", url, "address of the inference API"),
+        ("--management-url", "http://127.0.0.1:8081", "address of the management API"),
+        (
+            "--metrics-url",
+            "http://127.0.0.1:8082",
+            "address of the metrics of a server without TorchServe",
+        ),
+    ):
+        parser.add_argument(flag, default=default, help=f"{text} (default: %(default)s)")
 
 
 def examine(options: argparse.Namespace) -> bool:

@@ -14,6 +14,7 @@ from ts_stateful.cli.models import find_model
 from ts_stateful.cli.numbers import num_bytes, whole
 from ts_stateful.cli.plan import MAX_SESSIONS
 from ts_stateful.cli.terminal import Terminal
+from ts_stateful.config.given_model import expand_home
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.config.sizes import ModelUnknown, TransformerSize
 from ts_stateful.plan import START, Asked, make_plan
@@ -108,7 +109,7 @@ class _Questions:
 
 
 def _model(answer: str) -> tuple[str, TransformerSize]:
-    folder = Path(answer).expanduser()
+    folder = expand_home(answer)
     name = str(folder.resolve()) if folder.exists() else answer
     return name, find_model(name)
 

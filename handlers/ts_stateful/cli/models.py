@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from ts_stateful.config.given_model import is_hub_id
 from ts_stateful.config.sizes import ModelUnknown, TransformerSize, read_transformer
 
 __all__ = ["find_model"]
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def find_model(name: str) -> TransformerSize:
@@ -20,7 +18,7 @@ def find_model(name: str) -> TransformerSize:
     """
     if Path(name).exists():
         return read_transformer(Path(name))
-    if not _HUB_ID.fullmatch(name):
+    if not is_hub_id(name):
         raise ModelUnknown(
             f"{name} is neither a folder, nor a config.json, nor a hub id (owner/name)"
         )
