@@ -115,7 +115,7 @@ def _version(context: Any) -> str:
 
 
 def _publishers(context: Any) -> list[StatsPublisher]:
-    gauges = Gauges(context.metrics, context.model_name)
+    gauges = Gauges(context.metrics, context.model_name, _version(context))
     cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ, sys.stdout)
     return [gauges] if cloudwatch is None else [gauges, cloudwatch]
 

@@ -8,18 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from ts_stateful.frontend.pending_response import PendingResponse
-from ts_stateful.protocol.answers import Usage
+from ts_stateful.protocol.answers import Timing, Usage
 
 __all__ = ["AnswerReport", "Observer", "Observers", "report_of"]
-
-
-class _Timing(Struct, frozen=True):
-    """The times of a turn in milliseconds, from its arrival at the engine."""
-
-    queue_ms: float = 0.0
-    first_token_ms: float = 0.0
-    total_ms: float = 0.0
-    restored_from: str | None = None
 
 
 class _Error(Struct, frozen=True):
@@ -33,7 +24,7 @@ class AnswerReport(Struct, frozen=True):
     turn: int | None = None
     finish_reason: str | None = None
     usage: Usage = Usage()
-    timing: _Timing = _Timing()
+    timing: Timing = Timing()
     error: _Error | None = None
     replayed: bool = False
 

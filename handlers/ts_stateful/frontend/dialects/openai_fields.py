@@ -81,7 +81,7 @@ MESSAGE: Final = FieldTable(
         "refusal": (),
     },
 )
-PART: Final = FieldTable()
+PART: Final = FieldTable(repeated=("type",))
 IMAGE_URL: Final = FieldTable(idle={"detail": ("auto",)})
 STREAM_OPTIONS: Final = FieldTable(idle={"include_obfuscation": (False,)})
 TOOL: Final = FieldTable(repeated=("index",))  # of a call in a stream

@@ -81,8 +81,7 @@ def _part(part: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, An
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         return part
-    rest = {key: value for key, value in part.items() if key != "type"}
-    wanted = {"type": name, **fields.supported(rest, kind.__struct_fields__, PART, place)}
+    wanted = {"type": name, **fields.supported(part, kind.__struct_fields__, PART, place)}
     url = wanted.get("image_url")
     if isinstance(url, dict):
         wanted["image_url"] = fields.supported(url, ("url",), IMAGE_URL, f"{place}image_url.")

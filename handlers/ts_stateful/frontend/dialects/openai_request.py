@@ -12,11 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
-from ts_stateful.frontend.dialects.openai_fields import (
-    BODY,
-    STREAM_OPTIONS,
-    FieldFilter,
-)
+from ts_stateful.frontend.dialects.openai_fields import BODY, STREAM_OPTIONS, FieldFilter
 from ts_stateful.frontend.dialects.openai_format import FormatFields, format_of
 from ts_stateful.frontend.dialects.openai_messages import (
     MAX_PARTS,
@@ -238,8 +234,8 @@ def _supported(
     if "tools" in wanted:
         wanted["tools"] = supported_tools(wanted["tools"], DEFINITIONS, fields, "tools")
     if "tool_choice" in wanted:
-        tools, wanted["tool_choice"] = allowed_of(wanted.get("tools"), wanted["tool_choice"])
-        wanted["tools"] = tools
+        allowed = allowed_of(wanted.get("tools"), wanted["tool_choice"])
+        wanted["tools"], wanted["tool_choice"] = allowed
     if isinstance(wanted.get("messages"), list):
         wanted["messages"] = [
             supported_message(message, fields, f"messages[{index}].")

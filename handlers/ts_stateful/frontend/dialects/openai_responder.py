@@ -231,10 +231,7 @@ class ChatResponder(_CompletionResponder):
         return {"delta": {}}
 
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any]:
-        content = [
-            {**scored(one), "top_logprobs": list(map(scored, one.top_logprobs))} for one in tokens
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": list(map(scored, tokens)), "refusal": None}
 
     def _param(self, field: str | None) -> str | None:
         image = image_field(field, self._asked.image_fields)
@@ -247,8 +244,12 @@ def image_field(field: str | None, image_fields: Mapping[str, str]) -> str | Non
     return image_fields.get(image[1]) if image else None
 
 
-def scored(token: TopLogprob) -> dict[str, Any]:
-    """Return a token with its log-probability, without its alternatives."""
+def scored(token: Logprob) -> dict[str, Any]:
+    """Return a token with its log-probability, and those of its alternatives."""
+    return {**_alone(token), "top_logprobs": list(map(_alone, token.top_logprobs))}
+
+
+def _alone(token: TopLogprob) -> dict[str, Any]:
     return {"token": token.token, "bytes": list(token.bytes), "logprob": token.logprob}
 
 

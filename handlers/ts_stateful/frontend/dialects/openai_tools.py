@@ -32,9 +32,8 @@ class FunctionFields(Struct, frozen=True):
     name: _Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = (
-        None  # forced calls follow their schema, free ones are as the model writes them
-    )
+    # Forced calls follow their schema, free ones are as the model writes them.
+    strict: bool | None = None
 
 
 class _ToolDefinition(Struct, frozen=True):

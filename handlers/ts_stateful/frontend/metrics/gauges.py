@@ -13,16 +13,16 @@ __all__ = ["Gauges"]
 
 
 class Gauges:
-    """Gauges of the stats; `cache` is the context's `metrics`."""
+    """Gauges of the stats of one version of a model; `cache` is the context's `metrics`."""
 
-    def __init__(self, cache: Any, model_name: str) -> None:
-        self._model_name = model_name
+    def __init__(self, cache: Any, model_name: str, version: str) -> None:
+        self._dimensions = [model_name, version]
         self._published: dict[str, int] = {}
         self._gauges = {
             name: cache.add_metric_to_cache(
                 metric_name="Stateful" + "".join(part.title() for part in name.split("_")),
                 unit="bytes" if name.endswith("_bytes") else "count",
-                dimension_names=["ModelName"],
+                dimension_names=["ModelName", "ModelVersion"],
                 metric_type=MetricTypes.GAUGE,
             )
             for name in Stats.__struct_fields__
@@ -33,4 +33,4 @@ class Gauges:
         for name, value in structs.asdict(stats).items():
             if self._published.get(name) != value:
                 self._published[name] = value
-                self._gauges[name].add_or_update(value, [self._model_name])
+                self._gauges[name].add_or_update(value, self._dimensions)

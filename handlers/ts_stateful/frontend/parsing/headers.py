@@ -206,9 +206,10 @@ class RequestHeaders(Struct, frozen=True):
             raise SessionIdMismatch(
                 "two session headers name different sessions", field=self.id_name
             )
-        for session_id in set(self.session_ids) - {NEW_SESSION}:
+        session_id = self.session_ids[0] if self.session_ids else None
+        if session_id and session_id != NEW_SESSION:
             check_session_id(session_id, self.id_name)
-        return self.session_ids[0] if self.session_ids else None
+        return session_id
 
 
 class HeaderReader:

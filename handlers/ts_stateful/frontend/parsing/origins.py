@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
+from ts_stateful.frontend.intake import Parser
 from ts_stateful.frontend.parsing.headers import RequestHeaders
 from ts_stateful.frontend.parsing.limits import Parts
 from ts_stateful.frontend.pending_response import PendingResponse
@@ -16,15 +16,6 @@ __all__ = ["OriginGuard"]
 _EVERY_ORIGIN = "*"
 
 
-class _Parser(Protocol):
-    """A parser of requests; see `intake.Parser`."""
-
-    def parse(
-        self, pending: PendingResponse, data: Parts, headers: RequestHeaders
-    ) -> Submit | Event:
-        """Parse a request."""
-
-
 class OriginGuard:
     """A parser that refuses requests of web pages, but for those of `allowed` origins; `*` allows all.
 
@@ -32,7 +23,7 @@ class OriginGuard:
     do not. A GET without a body opens nothing.
     """
 
-    def __init__(self, parser: _Parser, allowed: Sequence[str]) -> None:
+    def __init__(self, parser: Parser, allowed: Sequence[str]) -> None:
         self._parser = parser
         self._allowed = frozenset(allowed)
 

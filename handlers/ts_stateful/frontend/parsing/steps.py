@@ -16,7 +16,6 @@ from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 from ts_stateful.frontend.parsing.limits import BodyLimits, Parts
 from ts_stateful.frontend.parsing.requests import address
 from ts_stateful.frontend.pending_response import PendingResponse
-from ts_stateful.protocol.chat import AnyRequest
 from ts_stateful.protocol.declarations import Raw
 from ts_stateful.protocol.errors import InvalidRequest, SessionIdMismatch
 from ts_stateful.protocol.events import Encoding, Submit
@@ -45,6 +44,9 @@ class _Parts(NamedTuple):
     raw: dict[str, bytes]
     body_is_raw: bool
     others: Parts
+
+
+_NO_PARTS = _Parts(b"", {}, False, {})
 
 
 class StepParser:
@@ -91,18 +93,8 @@ class StepParser:
                 profile=self._profile,
                 num_bytes=pending.num_bytes,
             )
-        step, creates_session = self._address(request, headers, parts.others)
-        elements = self._elements(request, parts.raw)
-        return Submit(
-            pending.request_id,
-            step,
-            tuple(tensor.data for tensor in elements),
-            creates_session=creates_session,
-            shapes=tuple(tensor.shape for tensor in elements),
-            encoding=Encoding.RAW if parts.body_is_raw else Encoding.JSON,
-            profile=self._profile,
-            num_bytes=pending.num_bytes,
-        )
+        encoding = Encoding.RAW if parts.body_is_raw else Encoding.JSON
+        return self._submit(pending, request, headers, parts, encoding)
 
     def _infer(self, pending: PendingResponse, data: Parts, headers: RequestHeaders) -> Submit:
         """Read a request of the Open Inference Protocol, which is a step."""
@@ -114,18 +106,31 @@ class StepParser:
         )
         outputs = tuple(OutputName(output.name) for output in asked.outputs)
         step = Step(inputs=asked.inputs, outputs=outputs, parameters=named)
-        command, creates_session = self._address(step, headers, {})
-        elements = self._elements(step, {})
+        message = self._submit(pending, step, headers, _NO_PARTS, Encoding.PACKED)
         has_rows = has_row_dimension(self._declared, asked.inputs)
         pending.responder = InferResponder(asked, self._version, has_rows=has_rows)
         pending.ignored = asked.ignored
+        return message
+
+    def _submit(
+        self,
+        pending: PendingResponse,
+        step: Step,
+        headers: RequestHeaders,
+        parts: _Parts,
+        encoding: Encoding,
+    ) -> Submit:
+        field = _SEQUENCE_ID if step.session_id is None else "session_id"
+        completed = self._complete(step, headers, parts.others)
+        command, creates_session = address(completed, headers, field=field)
+        elements = self._elements(step, parts.raw)
         return Submit(
             pending.request_id,
             command,
             tuple(tensor.data for tensor in elements),
             creates_session=creates_session,
             shapes=tuple(tensor.shape for tensor in elements),
-            encoding=Encoding.PACKED,
+            encoding=encoding,
             profile=self._profile,
             num_bytes=pending.num_bytes,
         )
@@ -153,12 +158,6 @@ class StepParser:
         if self._raw is not None and not raw and self._is_raw(body, headers):
             return _Parts(_STEP, {self._raw.name: bytes(body)}, True, others)
         return _Parts(body, raw, False, others)
-
-    def _address(
-        self, step: Step, headers: RequestHeaders, flags: Parts
-    ) -> tuple[AnyRequest, bool]:
-        field = _SEQUENCE_ID if step.session_id is None else "session_id"
-        return address(self._complete(step, headers, flags), headers, field=field)
 
     def _complete(self, step: Step, headers: RequestHeaders, flags: Parts) -> Step:
         """Add the sequence's id and flags from headers, gRPC inputs (`flags`) and Triton's parameters; leave its inputs out."""

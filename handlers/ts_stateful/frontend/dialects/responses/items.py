@@ -18,12 +18,6 @@ __all__ = ["Items", "read_items"]
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _INLINE = "data:"
-_ITEMS = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "reasoning": ("summary", "content"),
-}
 _ITEM = FieldTable(repeated=("type", "id", "status"))
 _PARTS = ("text", "refusal", "image_url", "file_id")
 _PART = FieldTable(idle={"detail": ("auto",)}, repeated=("type", "annotations", "logprobs"))
@@ -55,10 +49,10 @@ class _Reader:
     def read(self, item: dict[str, Any], field: str) -> None:
         kind = item.get("type") or "message"
         readers = {
-            "message": self._message,
-            "function_call": self._call,
-            "function_call_output": self._result,
-            "reasoning": self._reasoning,
+            "message": (self._message, ("role", "content")),
+            "function_call": (self._call, ("call_id", "name", "arguments")),
+            "function_call_output": (self._result, ("call_id", "output")),
+            "reasoning": (self._reasoning, ("summary", "content")),
         }
         if kind == "item_reference":
             raise InvalidRequest(
@@ -69,8 +63,9 @@ class _Reader:
                 f"items of type {str(kind)[:64]!r} are not supported, only {', '.join(readers)}",
                 field=f"{field}.type",
             )
-        self._fields.supported(item, _ITEMS[kind], _ITEM, f"{field}.")
-        readers[kind](item, field)
+        read, names = readers[kind]
+        self._fields.supported(item, names, _ITEM, f"{field}.")
+        read(item, field)
 
     def end_reply(self) -> None:
         if self._reply is not None:

@@ -7,18 +7,11 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from ts_stateful.frontend.dialects.dialect import Whole
-from ts_stateful.frontend.dialects.responder import line_of
 from ts_stateful.frontend.dialects.responses.ids import conversation_id
 from ts_stateful.frontend.dialects.responses.note import Note, decode_note
 from ts_stateful.frontend.dialects.responses.resource import TurnDocument, listed_items
-from ts_stateful.frontend.dialects.responses.responder import (
-    NotFound,
-    ResponseResponder,
-    read_document,
-)
+from ts_stateful.frontend.dialects.responses.responder import NotFound, ResponseResponder
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.events import Event
 
 __all__ = [
     "ConversationResponder",
@@ -108,13 +101,10 @@ class ItemResponder(ResponseResponder):
         super().__init__(missing)
         self._item_id = item_id
 
-    def whole(self, event: Event) -> Whole:
-        """See `Responder`."""
-        document = read_document(event)
-        if document.error is not None:
-            return self.error(document.error)
-        found = [item for item in _all_items(document) if item["id"] == self._item_id]
-        return Whole(200, line_of(found[0])) if found else NotFound("Item", self._item_id).answer()
+    def document(self, answer: TurnDocument) -> dict[str, Any] | NotFound:
+        """See `ResponseResponder`."""
+        found = [item for item in _all_items(answer) if item["id"] == self._item_id]
+        return found[0] if found else NotFound("Item", self._item_id)
 
 
 class NewItemsResponder(ResponseResponder):
@@ -132,15 +122,12 @@ class ConversationResponder(ResponseResponder):
 
     items_field = "items"
 
-    def whole(self, event: Event) -> Whole:
-        """See `Responder`."""
-        document = read_document(event)
-        if document.error is not None:
-            return self.error(document.error)
-        notes = [decode_note(turn.note) for turn in _turns(document)]
+    def document(self, answer: TurnDocument) -> dict[str, Any] | NotFound:
+        """See `ResponseResponder`."""
+        notes = [decode_note(turn.note) for turn in _turns(answer)]
         if notes[0].kind != "conversation" and self._missing is not None:
-            return self._missing.answer()
-        return Whole(200, line_of(_conversation(document.session_id or "", notes)))
+            return self._missing
+        return _conversation(answer.session_id or "", notes)
 
 
 def _conversation(session_id: str, notes: list[Note]) -> dict[str, Any]:

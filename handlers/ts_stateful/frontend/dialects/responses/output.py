@@ -37,7 +37,7 @@ class OutputItems:
             yield from self._begin("message")
             yield from self._add("output_text", piece.text, piece.logprobs)
         elif piece.logprobs and self._open == "message":  # of tokens whose text came before
-            self.items[-1]["content"][0]["logprobs"] += map(_scored, piece.logprobs)
+            self.items[-1]["content"][0]["logprobs"] += map(scored, piece.logprobs)
         for call in piece.tool_calls:
             yield from self._close()
             yield from self._call(call)
@@ -97,16 +97,15 @@ class OutputItems:
     ) -> Iterator[StreamEvent]:
         item, part = self.items[-1], self.items[-1]["content"][0]
         part["text"] += text
-        event = {
+        event: StreamEvent = {
             "type": f"response.{kind}.delta",
             **self._place(item),
             "content_index": 0,
             "delta": text,
         }
         if kind == "output_text":
-            made = [_scored(one) for one in logprobs or ()]
-            part["logprobs"] += made
-            event["logprobs"] = made
+            event["logprobs"] = list(map(scored, logprobs or ()))
+            part["logprobs"] += event["logprobs"]
         yield event
 
     def _call(self, call: ToolCall) -> Iterator[StreamEvent]:
@@ -143,7 +142,3 @@ class OutputItems:
             "output_index": len(self.items) - 1,
             "item": dict(item),
         }
-
-
-def _scored(one: Logprob) -> dict[str, Any]:
-    return {**scored(one), "top_logprobs": [scored(top) for top in one.top_logprobs]}

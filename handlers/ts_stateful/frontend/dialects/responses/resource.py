@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from ts_stateful.frontend.dialects.responder import EngineAnswer
@@ -74,7 +73,7 @@ def output_items(document: TurnDocument, note: Note) -> list[dict[str, Any]]:
     """Return the output items of a turn that is complete."""
     output = OutputItems(document.response)
     ended = output.end(document.finish_reason, forced_empty=note.kind == "response")
-    for _ in itertools.chain(output.feed(document), ended):
+    for _ in (*output.feed(document), *ended):
         pass
     return output.items
 

@@ -79,10 +79,11 @@ class ResponseResponder(OpenAiResponder):
         document = read_document(event)
         if document.error is not None:
             return self.error(document.error)
-        return Whole(200, line_of(self.document(document)))
+        made = self.document(document)
+        return made.answer() if isinstance(made, NotFound) else Whole(200, line_of(made))
 
-    def document(self, answer: TurnDocument) -> dict[str, Any]:
-        """Return the document of an answer."""
+    def document(self, answer: TurnDocument) -> dict[str, Any] | NotFound:
+        """Return the document of an answer, or the error if what was asked for is not in it."""
         return whole(answer)
 
     def error(self, error: EngineError) -> Whole:

@@ -44,12 +44,12 @@ def read_tools(
         for index, tool in enumerate(asked)
     ]
     nested, choice = allowed_of(nested, _nested_choice(choice))
+    chosen = _choice(choice)
     try:
-        definitions: Any = convert(nested, ToolDefinitions)
-        tools = tools_of(definitions, None if isinstance(choice, dict) else _choice(choice))
+        tools = tools_of(convert(nested, ToolDefinitions), chosen)
     except InvalidRequest as error:
         raise InvalidRequest(error.message, field=_unnested(error.field)) from None
-    return tools, forced_of(_choice(choice), tools)
+    return tools, forced_of(chosen, tools)
 
 
 def _nested_choice(choice: object) -> object:
