@@ -18,7 +18,7 @@ from ts_stateful.language.network.sampler import SamplingRow
 from ts_stateful.language.text.dialogue import Extension
 from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.text.reply_parser import ReplyParser
-from ts_stateful.protocol.chat import Discard, Parsing, Respond
+from ts_stateful.protocol.chat import Discard, Parsing, Recall, Respond
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
@@ -54,6 +54,14 @@ class Subscriber:
     next_at: float = 0.0  # the clock's time before which a stream gets nothing more
     recalls: bool = False
 
+    @classmethod
+    def of(cls, message: Submit) -> Subscriber:
+        """Return the one for a request."""
+        stream, recalls = message.streams and not message.pull, isinstance(message.command, Recall)
+        made = cls(message.request_id, stream, message.pull, message.skip, recalls=recalls)
+        made.acked = len(message.replay)
+        return made
+
 
 @dataclass(eq=False)
 class PendingContinue:
@@ -86,9 +94,8 @@ class Sequence:
     pulled: list[Subscriber] = field(default_factory=list)
     orphaned_at: float | None = None  # when the last waiting request left
     images: list[MediaInput] = field(default_factory=list)  # new with this turn
-    urls: dict[str, MediaInput] = field(
-        default_factory=dict
-    )  # of images in a conversation that the client sent
+    # Of images in a conversation that the client sent:
+    urls: dict[str, MediaInput] = field(default_factory=dict)
     replay: tuple[Chosen, ...] = ()  # tokens that an engine that died had chosen already
     cancelled: bool = False
     cancels: list[str] = field(default_factory=list)  # ids of requests that wait for its end alone
@@ -141,9 +148,7 @@ class Sequence:
     def generates(self) -> bool:
         """Return True if it has a reply."""
         command = self.command
-        return isinstance(command, Prompt) and (
-            not isinstance(command, Respond) or command.generates
-        )
+        return command.generates if isinstance(command, Respond) else isinstance(command, Prompt)
 
     @property
     def base(self) -> Context | Past:

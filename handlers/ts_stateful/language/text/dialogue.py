@@ -19,9 +19,8 @@ class Dialogue:
         self.messages = list(opening.messages)
         self.opening_images = opening.num_images  # the first user message will begin with them
         self.rendered = ""  # up to the beginning of the last reply
-        self.reply = (
-            ""  # the last one as it was rendered, its control tokens marked, or as it was generated
-        )
+        # The last one as it was rendered, its control tokens marked, or as it was generated.
+        self.reply = ""
         self.num_turns = 0
         self.unread_images = 0  # in messages after the last reply
 

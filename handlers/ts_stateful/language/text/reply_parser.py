@@ -63,9 +63,8 @@ class ReplyTemplate:
             "|".join(map(re.escape, sorted(hidden, key=len, reverse=True))) or "(?!)"
         )
         for field in response.fields.values():
-            if (
-                field.content == "json"
-            ):  # else a call that is no JSON would end the parser with an error
+            # Else a call that is no JSON would end the parser with an error.
+            if field.content == "json":
                 field.content_args = {**field.content_args, "allow_non_json": True}
         calls = response.fields.get("tool_calls")
         self.call_marks = None if calls is None else _marks(calls)

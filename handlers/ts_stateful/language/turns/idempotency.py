@@ -46,10 +46,10 @@ class Idempotency:
             if turn is None:
                 continue
             if not turn.delta.has_reply:
-                self._outbox.added(_subscriber(message), session, turn)
+                self._outbox.added(Subscriber.of(message), session, turn)
                 return True
             until = self._outbox.until(session.expires_at) if message.creates_session else None
-            self._outbox.replayed(_subscriber(message), session_id, turn, opened_until=until)
+            self._outbox.replayed(Subscriber.of(message), session_id, turn, opened_until=until)
             return True
         return False
 
@@ -73,7 +73,9 @@ class Idempotency:
         """
         if turn <= len(session.turns):
             _check_same(message, _prompt_of(session.turns[turn - 1]), turn)
-            self._outbox.replayed(_subscriber(message), session.session_id, session.turns[turn - 1])
+            self._outbox.replayed(
+                Subscriber.of(message), session.session_id, session.turns[turn - 1]
+            )
             return True
         prompts = prompts_of(session)
         ahead = turn - len(session.turns) - 1
@@ -105,9 +107,3 @@ def _check_same(message: Submit, prompt: str, turn: int) -> None:
 def prompts_of(session: Session[Context]) -> list[Sequence]:
     """Return the turns that are not committed, the next one first."""
     return [work for work in session.work if isinstance(work.command, Prompt)]
-
-
-def _subscriber(message: Submit) -> Subscriber:
-    return Subscriber(
-        message.request_id, message.streams and not message.pull, message.pull, message.skip
-    )

@@ -71,9 +71,8 @@ class Preparation:
         sequence.keep = beginning_of(sequence.blocks, keep)
         context.cut(sequence.keep)
         sequence.cached = context.kv.length
-        if (
-            context.kv.recurrent is not None
-        ):  # the session goes back to here if the turn fails or is written again
+        if context.kv.recurrent is not None:
+            # The session goes back to here if the turn fails or is written again.
             context.kv.recurrent.keep(context.kv.length)
 
     def _drop_others(self, sequence: Sequence) -> None:

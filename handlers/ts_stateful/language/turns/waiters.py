@@ -7,7 +7,6 @@ import itertools
 from ts_stateful.language.conversation.turn import PendingContinue, Sequence, Status, Subscriber
 from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.protocol.answers import Cancelled
-from ts_stateful.protocol.chat import Recall
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Submit
@@ -34,16 +33,12 @@ class Waiters:
 
     def subscribe(self, sequence: Sequence, message: Submit) -> None:
         """Let a request wait for a turn; one that joins a running turn gets it from its beginning."""
-        command = sequence.command
-        stream = message.streams and not message.pull
-        subscriber = Subscriber(message.request_id, stream, message.pull, sent=message.skip)
-        subscriber.recalls = isinstance(message.command, Recall)
-        subscriber.acked = len(message.replay)
+        subscriber = Subscriber.of(message)
         sequence.subscribers.append(subscriber)
         sequence.orphaned_at = None
         self._requests[message.request_id] = sequence
         self._unfinished.add(sequence)
-        if sequence.status is Status.RUNNING and isinstance(command, Prompt):
+        if sequence.status is Status.RUNNING and isinstance(sequence.command, Prompt):
             self._accept(sequence, subscriber)
             self._outbox.progress(sequence)
 
