@@ -81,9 +81,7 @@ def diagnose_workers(evidence: Evidence, *, was_replaced: bool) -> Diagnosis:
     if not isinstance(description, Description) or not evidence.has_exited:
         return Diagnosis([])
     message = f"the process of {evidence.model} exited, and TorchServe starts no other that works"
-    finding = error(
-        "worker", message, "none is needed: the server repairs it, and sessions continue"
-    )
+    finding = error("worker", message, "none is needed: the server repairs it")
     discards_queue = description.stateful or was_replaced
     return Diagnosis([finding], Repair.REGISTER if discards_queue else Repair.SCALE)
 

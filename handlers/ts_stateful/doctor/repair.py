@@ -44,6 +44,8 @@ def repaired(
                 output.line("not repaired: scaling the model would not help")
                 return False
             _scale(management, description, output)
+            if description.stateful:
+                output.line(f"  sessions that were open hang; {RESTART}")
     except ClientError as error:
         output.line(f"error: management API: {error.message}")
         output.line(f"  cure: see TorchServe's log, or {RESTART}")

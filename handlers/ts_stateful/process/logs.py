@@ -54,8 +54,11 @@ class _WorkerFormatter(logging.Formatter):
         message = record.getMessage()
         if message.startswith("[METRICS]"):
             return message
-        if record.exc_info and _explains_itself(record.exc_info[1]):
-            record = logging.makeLogRecord({**vars(record), "exc_info": None, "exc_text": None})
+        reason = _reason(record.exc_info[1]) if record.exc_info else None
+        if reason is not None:
+            text = message if reason in message else f"{message} {reason}"
+            changes = {"msg": text, "args": None, "exc_info": None, "exc_text": None}
+            record = logging.makeLogRecord({**vars(record), **changes})
         return self._other.format(record)
 
 
@@ -81,9 +84,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def _explains_itself(error: BaseException | None) -> bool:
-    """Return True if a trace would bury the reason: a model does not load, or TorchServe ends its worker for that."""
-    return isinstance(error, ConfigError | EngineDied) or str(error) == _LOAD_FAILED
+def _reason(error: BaseException | None) -> str | None:
+    """Return the text that replaces the trace of an error, in which nobody would find it; None: the trace has to stay."""
+    if str(error) == _LOAD_FAILED:  # TorchServe ends its worker for an error that was logged
+        return ""
+    return str(error) if isinstance(error, ConfigError | EngineDied) else None
 
 
 def _level(environ: Mapping[str, str]) -> int:

@@ -49,10 +49,11 @@ class Ping(Struct, frozen=True, tag="ping"):
 
 
 class EngineHello(Struct, frozen=True, tag="attached"):
-    """Engine to worker, first on every connection: its process and its sessions."""
+    """Engine to worker, first on every connection: its process, its sessions and its stats."""
 
     engine_pid: int
     session_ids: tuple[str, ...] = ()
+    stats: Stats = Stats()
 
 
 class Draining(Struct, frozen=True, tag="leaving"):

@@ -46,7 +46,9 @@ _HARMLESS = (
     ":Transport failed",
 )
 _LOAD_FAILED = ("Load model failed", "Failed to load model")
-_REASON = re.compile(r"[^{].*Failed to load model \S+, exception (.+)")  # not in JSON
+_REASON = re.compile(  # not in JSON
+    r"[^{].*(?:Failed to load model \S+, exception|Backend worker process died\.) (.+)"
+)
 
 
 def settings_file(name: str) -> Path:
@@ -199,9 +201,8 @@ class TorchServe(LocalServer):
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                if any(text in line for text in _LOAD_FAILED):
-                    self._load_failed = True
-                    self._write_reason(line)
+                self._write_reason(line)
+                self._load_failed |= any(text in line for text in _LOAD_FAILED)
                 if not any(text in line for text in _HARMLESS):
                     self._log.write(line)
 

@@ -83,6 +83,7 @@ def test_without_the_model_api_new_sessions_alone_are_revived() -> None:
     assert not practice.healthy(repair=True)
     assert practice.model.deeds == ["scale 0", "scale 1"]
     assert "enable_model_api is not set" in practice.said
+    assert "  sessions that were open hang; restart TorchServe" in practice.said
     assert "error: sessions: sessions that were open when a worker died" in practice.said
     assert "cure: restart TorchServe" in practice.said
     practice.model.ask(b'{"type": "open"}', "new")

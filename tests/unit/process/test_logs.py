@@ -68,16 +68,21 @@ for error in (ConfigError("the cure"), RuntimeError("500 - Unknown exception"), 
         raise error
     except Exception as caught:
         logging.getLogger("ts").exception("failed: %s", caught)
+        logging.getLogger("ts").exception("Backend worker process died.")
 """
 
 
 def test_a_model_that_does_not_load_leaves_no_trace_in_the_workers_log() -> None:
-    """Its reason would be buried; other errors keep theirs."""
-    first, second, *others = lines(_FAILING)
-    assert first.endswith("ERROR ts: failed: the cure")
-    assert second.endswith("ERROR ts: failed: 500 - Unknown exception")
-    assert others[0].endswith("failed: other")
-    assert "Traceback" in others[1]
+    """Its reason would be buried, so it is in the line, once; other errors keep theirs."""
+    *first, third, fourth, other, trace = [*lines(_FAILING)[:6]]
+    assert [line.partition(" ERROR ts: ")[2] for line in first] == [
+        "failed: the cure",
+        "Backend worker process died. the cure",
+    ]
+    assert third.endswith("ERROR ts: failed: 500 - Unknown exception")
+    assert fourth.endswith("ERROR ts: Backend worker process died. ".rstrip())
+    assert other.endswith("failed: other")
+    assert "Traceback" in trace
 
 
 def test_torchserves_worker_has_the_same_format() -> None:

@@ -137,6 +137,21 @@ def test_a_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> 
     server.stop()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR root: Backend worker process died. maxWorkers is two",
+        "ERROR root: Failed to load model chat, exception maxWorkers is two",
+    ],
+)
+def test_the_reason_of_a_worker_is_that_of_the_server(line: str, tmp_path: Path) -> None:
+    """Not what TorchServe makes of it."""
+    failing = "echo 'Load model failed: chat, error: Worker died.'; sleep 60"
+    server = _server(tmp_path, f"{_VERSION}\necho 'x {line}'\n{failing}")
+    with pytest.raises(ServerFailed, match=r"^maxWorkers is two; the logs are in"):
+        server.start()
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_wait(tmp_path: Path) -> None:
     """TorchServe would retry for minutes; the first failure is reported, and all processes end."""
     server = _server(

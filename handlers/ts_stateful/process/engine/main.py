@@ -184,7 +184,7 @@ class EngineProcess:
             self.lifespan.attached(message.archive)
             self._engine.set_away(False)
             ids = tuple(session.session_id for session in self._engine.table)
-            channel.send(EngineHello(os.getpid(), ids))
+            channel.send(EngineHello(os.getpid(), ids, self._engine.stats()))
             if self.lifespan.is_draining:
                 channel.send(self._draining)
 

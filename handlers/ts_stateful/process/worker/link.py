@@ -217,7 +217,7 @@ class EngineLink:
             self._handle_event(message)
         elif isinstance(message, messages.EngineHello):
             self.supervisor.engine_pid = message.engine_pid
-            self.num_sessions = len(message.session_ids)
+            self.num_sessions, self.stats = len(message.session_ids), message.stats
             self._listener.on_placed(self.index, message.session_ids)
             self._attached.set()
         elif isinstance(message, messages.Draining):

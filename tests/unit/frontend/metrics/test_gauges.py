@@ -12,16 +12,16 @@ from ts_stateful.protocol.stats import Stats
 def test_stats_become_gauges_of_the_model() -> None:
     """Each has its name and its unit."""
     log = MetricLog()
-    Gauges(log, "chat").publish(Stats(sessions_open=3, device_bytes=1024))
-    assert log.values["StatefulSessionsOpen"] == [(3, ["chat"])]
-    assert log.values["StatefulDeviceBytes"] == [(1024, ["chat"])]
+    Gauges(log, "chat", "2.0").publish(Stats(sessions_open=3, device_bytes=1024))
+    assert log.values["StatefulSessionsOpen"] == [(3, ["chat", "2.0"])]
+    assert log.values["StatefulDeviceBytes"] == [(1024, ["chat", "2.0"])]
     assert log.units["StatefulDeviceBytes"] == "bytes"
 
 
 def test_only_what_has_changed_is_written() -> None:
     """A quiet server writes no lines."""
     log = MetricLog()
-    gauges = Gauges(log, "chat")
+    gauges = Gauges(log, "chat", "1.0")
     gauges.publish(Stats(sessions_open=1))
     gauges.publish(Stats(sessions_open=1))
     gauges.publish(Stats(sessions_open=2))
