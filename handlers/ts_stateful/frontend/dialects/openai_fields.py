@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from ts_stateful.protocol.errors import InvalidRequest
@@ -17,6 +17,7 @@ __all__ = [
     "TOOL",
     "FieldFilter",
     "FieldTable",
+    "each_of",
 ]
 
 _MAX_IGNORED = 32  # names in an answer's header
@@ -138,6 +139,16 @@ class FieldFilter:
                 c if c.isascii() and (c.isalnum() or c in "_-.[]") else "?" for c in name
             )
             self._ignored[shown[:_MAX_NAME]] = None
+
+
+def each_of(items: object, place: str, read: Callable[[dict[str, Any], str], object]) -> object:
+    """Return the results of `read` for the objects of a list and their paths. What has a wrong type stays."""
+    if not isinstance(items, list):
+        return items
+    return [
+        read(item, f"{place}[{index}].") if isinstance(item, dict) else item
+        for index, item in enumerate(items)
+    ]
 
 
 def _unsupported(neutral: tuple[object, ...]) -> str:

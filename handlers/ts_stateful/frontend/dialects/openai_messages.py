@@ -7,7 +7,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
-from ts_stateful.frontend.dialects.openai_fields import IMAGE_URL, MESSAGE, PART, FieldFilter
+from ts_stateful.frontend.dialects.openai_fields import (
+    IMAGE_URL,
+    MESSAGE,
+    PART,
+    FieldFilter,
+    each_of,
+)
 from ts_stateful.frontend.dialects.openai_tools import CALLS, CallFields, calls_of, supported_tools
 from ts_stateful.protocol.chat import Said
 from ts_stateful.protocol.errors import InvalidRequest
@@ -61,22 +67,19 @@ class ChatMessage(CallFields, frozen=True, kw_only=True):
     reasoning_content: str = ""
 
 
-def supported_message(message: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, Any]:
+def supported_message(fields: FieldFilter, message: dict[str, Any], place: str) -> dict[str, Any]:
     wanted = fields.supported(message, ChatMessage.__struct_fields__, MESSAGE, place)
     if wanted.get("role") == "assistant":
         wanted.setdefault("content", "")  # null for a reply without text
-    if isinstance(wanted.get("content"), list):
-        wanted["content"] = [
-            _part(part, fields, f"{place}content[{index}].") if isinstance(part, dict) else part
-            for index, part in enumerate(wanted["content"])
-        ]
+    if "content" in wanted:
+        wanted["content"] = each_of(wanted["content"], f"{place}content", partial(_part, fields))
     if "tool_calls" in wanted:
         calls = supported_tools(wanted["tool_calls"], CALLS, fields, f"{place}tool_calls")
         wanted["tool_calls"] = calls
     return wanted
 
 
-def _part(part: dict[str, Any], fields: FieldFilter, place: str) -> dict[str, Any]:
+def _part(fields: FieldFilter, part: dict[str, Any], place: str) -> dict[str, Any]:
     name = part.get("type")
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:

@@ -7,12 +7,18 @@ https://platform.openai.com/docs/api-reference/completions/create describe them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
-from ts_stateful.frontend.dialects.openai_fields import BODY, STREAM_OPTIONS, FieldFilter
+from ts_stateful.frontend.dialects.openai_fields import (
+    BODY,
+    STREAM_OPTIONS,
+    FieldFilter,
+    each_of,
+)
 from ts_stateful.frontend.dialects.openai_format import FormatFields, format_of
 from ts_stateful.frontend.dialects.openai_messages import (
     MAX_PARTS,
@@ -236,11 +242,7 @@ def _supported(
     if "tool_choice" in wanted:
         allowed = allowed_of(wanted.get("tools"), wanted["tool_choice"])
         wanted["tools"], wanted["tool_choice"] = allowed
-    if isinstance(wanted.get("messages"), list):
-        wanted["messages"] = [
-            supported_message(message, fields, f"messages[{index}].")
-            if isinstance(message, dict)
-            else message
-            for index, message in enumerate(wanted["messages"])
-        ]
+    if "messages" in wanted:
+        read = partial(supported_message, fields)
+        wanted["messages"] = each_of(wanted["messages"], "messages", read)
     return wanted

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from ts_stateful.frontend.dialects.openai_fields import TOOL, FieldFilter
+from ts_stateful.frontend.dialects.openai_fields import TOOL, FieldFilter, each_of
 from ts_stateful.protocol.chat import Tool, ToolCall
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.strict_json import convert
@@ -153,18 +153,15 @@ def _missing(name: str) -> InvalidRequest:
 
 def supported_tools(tools: object, kinds: Kinds, fields: FieldFilter, place: str) -> object:
     """Return definitions or calls without fields that have no meaning here. What has a wrong type stays."""
-    if not isinstance(tools, list):
-        return tools
-    made: list[object] = []
-    for index, tool in enumerate(tools):
-        path, wanted = f"{place}[{index}].", tool
-        if isinstance(tool, dict):
-            wanted = fields.supported(tool, kinds[0].__struct_fields__, TOOL, path)
-            if isinstance(function := wanted.get("function"), dict):
-                names = kinds[1].__struct_fields__
-                wanted["function"] = fields.supported(function, names, TOOL, f"{path}function.")
-        made.append(wanted)
-    return made
+    outer, inner = (kind.__struct_fields__ for kind in kinds)
+
+    def read(tool: dict[str, Any], path: str) -> dict[str, Any]:
+        wanted = fields.supported(tool, outer, TOOL, path)
+        if isinstance(function := wanted.get("function"), dict):
+            wanted["function"] = fields.supported(function, inner, TOOL, f"{path}function.")
+        return wanted
+
+    return each_of(tools, place, read)
 
 
 def calls_of(fields: CallFields) -> tuple[ToolCall, ...]:

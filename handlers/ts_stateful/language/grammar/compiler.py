@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
@@ -16,7 +16,6 @@ from lru import LRU
 
 from ts_stateful.clock import Clock
 from ts_stateful.engine.services import WorkQueue
-from ts_stateful.language.grammar.json_options import JSON_OPTIONS
 from ts_stateful.language.grammar.matcher import FIELD, Matcher
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.defects import defect
@@ -30,7 +29,10 @@ from ts_stateful.protocol.response_format import (
     ResponseFormat,
 )
 
-__all__ = ["CallsOrForm", "Compiled", "GrammarCompiler", "load_vocabulary"]
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+__all__ = ["JSON_OPTIONS", "CallsOrForm", "Compiled", "GrammarCompiler", "load_vocabulary"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,12 @@ class CallsOrForm(msgspec.Struct, frozen=True):
     form: ResponseFormat | None
 
 
+JSON_OPTIONS: Final[JsonCompileOptions] = {
+    "coerce_one_of": True,
+    # Bounded, or a model could go on with blanks for ever.
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}",
+}
+"""The kind of JSON that replies may have."""
 _DEADLINE_S = 30.0
 _REMEMBERED = 32  # compiled grammars
 

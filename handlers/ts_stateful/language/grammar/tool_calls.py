@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 
-from ts_stateful.language.grammar.json_options import JSON_OPTIONS
+from ts_stateful.language.grammar.compiler import JSON_OPTIONS
 from ts_stateful.language.text.reply_parser import ReplyTemplate
 from ts_stateful.protocol.chat import Tool
 from ts_stateful.protocol.response_format import Grammar

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from ts_stateful.protocol.answers import Logprob, TopLogprob
+from ts_stateful.protocol.logprobs import TokenLogprob
 
 __all__ = ["TokenBytes"]
 
@@ -26,6 +31,22 @@ class TokenBytes:
         if token_id not in self._known:
             self._known[token_id] = self._read(token_id)
         return self._known[token_id]
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], indexes: Iterable[int]) -> list[Logprob]:
+        """Return the log-probabilities of the tokens of a reply that have these indexes."""
+        return [
+            Logprob(
+                **self._named(tokens[at].id, tokens[at].logprob),
+                text_offset=tokens[at - 1].end if at else 0,
+                top_logprobs=[TopLogprob(**self._named(*one)) for one in tokens[at].top],
+            )
+            for at in sorted(indexes)
+        ]
+
+    def _named(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self[token]
+        text = data.decode("utf-8", "replace")
+        return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
 
     def _read(self, token_id: int) -> bytes:
         added = self._added.get(token_id)

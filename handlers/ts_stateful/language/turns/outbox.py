@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
 from typing import Any
 
 from msgspec import UNSET, structs
@@ -21,7 +20,6 @@ from ts_stateful.protocol.answers import (
     ReplyDetails,
     Timing,
     TokenDetails,
-    TopLogprob,
     TurnAnswer,
     TurnPart,
     Usage,
@@ -115,7 +113,7 @@ class TurnOutbox(Outbox):
         if parser and upto is None:
             piece = piece.joined(parser.finish())
         new = tokens_within(of.logprobs, upto, shown, settled) - known
-        return piece, self._logprobs(of, new)
+        return piece, self._token_bytes.logprobs(of.logprobs, new) if of.logprobs else None
 
     def ack(self, sequence: Sequence) -> None:
         """Report all ids so far: a client is about to see their text, so a new engine must not choose others."""
@@ -136,11 +134,11 @@ class TurnOutbox(Outbox):
         """Send the end of a committed turn to everybody who waits for it."""
         fields = self._session_fields(sequence)
         for subscriber in sequence.subscribers:
-            sent = subscriber.sent if subscriber.stream else 0
-            extra = {"next": len(turn.text), "more": False} if subscriber.pull else {}
             if not turn.delta.has_reply:
                 self.added(subscriber, sequence.session, turn)
                 continue
+            sent = subscriber.sent if subscriber.stream else 0
+            extra = {"next": len(turn.text), "more": False} if subscriber.pull else {}
             document: TurnAnswer
             if subscriber.recalls:
                 document = self.recalled(sequence.session, turn, sent)
@@ -264,24 +262,6 @@ class TurnOutbox(Outbox):
             logprobs=logprobs,
             **extra,
         )
-
-    def _logprobs(self, of: Sequence | Turn, indexes: Set[int]) -> list[Logprob] | None:
-        """Return those of the tokens with these indexes; None if they were not asked for."""
-        tokens = of.logprobs
-        made = [
-            Logprob(
-                **self._named(tokens[at].id, tokens[at].logprob),
-                text_offset=tokens[at - 1].end if at else 0,
-                top_logprobs=[TopLogprob(**self._named(*one)) for one in tokens[at].top],
-            )
-            for at in sorted(indexes)
-        ]
-        return made if tokens else None
-
-    def _named(self, token: int, logprob: float) -> dict[str, Any]:
-        data = self._token_bytes[token]
-        text = data.decode("utf-8", "replace")
-        return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
 
 
 def _unacked(sequence: Sequence, subscriber: Subscriber) -> dict[str, Any]:
