@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from ts_stateful.config.check import Finding, check_checkpoint, check_config, read_document
 from ts_stateful.config.check.finding import error, warning
+from ts_stateful.config.check.template import check_template_file
 from ts_stateful.config.edit import completed, edited
 from ts_stateful.config.given_model import GivenModel, expand_home, find_given_model, is_hub_id
 from ts_stateful.config.schema import Config, ConfigError, HandlerConfig, load_config
@@ -57,6 +58,8 @@ def _contents(options: argparse.Namespace) -> tuple[Contents, list[Finding]]:
     document = _document(options, model)
     config = load_config(document)
     findings = check_config(config)
+    if options.files is not None and config.state is None:
+        findings += check_template_file(config.handler, options.files)
     if model is None:
         findings += _check_packed(config, options.files)
     else:

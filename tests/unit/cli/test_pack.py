@@ -142,6 +142,8 @@ def test_a_class_is_packed_with_its_file(
         (["{file}:Sum"], "has no states: declare `handler.inputs`"),
         (["a/b", "--files", "none"], "no such folder: none"),
         (["a/b", "--config", "{wrong}"], "handler.modle: there is no such key"),
+        (["a/b", "--config", "{template}"], "handler.chatTemplate: line 1 of it: "),
+        (["a/b", "--config", "{named}", "--files", "files"], "handler.chatTemplate: line 1 of "),
     ],
 )
 def test_what_cannot_be_packed(
@@ -157,7 +159,12 @@ def test_what_cannot_be_packed(
     file.write_text(_CLASS)
     wrong.write_text("handler: {modle: x}")
     (empty := tmp_path / "empty.yaml").touch()
-    given = [argument.format(file=file, wrong=wrong, empty=empty) for argument in arguments]
+    (template := tmp_path / "template.yaml").write_text("handler: {chatTemplate: '{{'}")
+    (named := tmp_path / "named.yaml").write_text("handler: {chatTemplate: a.jinja}")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.jinja").write_text("{{")
+    places = {"file": file, "wrong": wrong, "empty": empty, "template": template, "named": named}
+    given = [argument.format(**places) for argument in arguments]
     assert main(["pack", *given, "--output", str(tmp_path / "out")]) == 1
     out, err = capsys.readouterr()
     assert not out

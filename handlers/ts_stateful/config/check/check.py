@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ from ts_stateful.config.check.adapters import check_adapters
 from ts_stateful.config.check.budgets import check_budgets, check_model
 from ts_stateful.config.check.checkpoint import check_checkpoint
 from ts_stateful.config.check.device import check_device
-from ts_stateful.config.check.finding import Finding, error, warning
+from ts_stateful.config.check.finding import Finding, error
 from ts_stateful.config.check.modes import check_modes
 from ts_stateful.config.check.names import check_names
 from ts_stateful.config.check.places import check_places
 from ts_stateful.config.check.safety import check_safety
 from ts_stateful.config.check.split import check_devices, check_split
 from ts_stateful.config.check.states import check_states
-from ts_stateful.config.check.template import check_template
+from ts_stateful.config.check.template import check_chat_template, check_template_file
 from ts_stateful.config.check.timing import check_timing
 from ts_stateful.config.document import parse_yaml
 from ts_stateful.config.edit import completed
@@ -49,7 +48,7 @@ def check_config(
         findings += check_states(config.frontend, config.state)
     else:
         findings += [*check_budgets(config.handler), *check_safety(config.handler)]
-        findings += check_devices(config.handler)
+        findings += [*check_devices(config.handler), *check_chat_template(config.handler)]
         findings += check_model(config, model) if model is not None else []
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
@@ -70,29 +69,17 @@ def check_file(
         findings = [*check_config(config, model), *check_adapters(config.handler, path.parent)]
         findings += check_names(document or {})
         if config.state is None:
-            template = config.handler.chat_template
-            findings += _check_chat_template(template, path.parent) if template is not None else []
+            findings += check_template_file(config.handler, path.parent)
             folders = (path.parent / config.handler.model, expand_home(config.handler.model))
             found = model_folder or next(filter(Path.is_dir, folders), None)
             if found is not None and found.is_dir():  # or a config.json alone
-                found_there = check_checkpoint(found, has_template=template is not None)
-                findings = [*found_there, *findings]
+                has_template = config.handler.chat_template is not None
+                findings = [*check_checkpoint(found, has_template=has_template), *findings]
                 if config.handler.tensor_parallel > 1:
                     findings += check_split(found, config.handler.tensor_parallel)
         return sorted(findings, key=lambda finding: finding.severity != "error")
     except ConfigError as reason:
         return [error(str(path), str(reason), "see docs/configuration.md")]
-
-
-def _check_chat_template(template: str, folder: Path) -> Iterator[Finding]:
-    key = "handler.chatTemplate"
-    if not template.endswith(".jinja"):
-        yield from check_template(key, "it", template)
-    elif (file := folder / template).is_file():
-        yield from check_template(key, str(file), file)
-    else:
-        cure = "ignore this if it is in the archive (`ts-stateful pack --files`)"
-        yield warning(key, f"{template} is no file here", cure)
 
 
 def read_document(path: Path) -> dict[str, Any] | Finding | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ts_stateful.config.check.finding import Finding, error
+from ts_stateful.config.document import read_json
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.config.sizes.layers import has_recurrent_layers
 from ts_stateful.config.sizes.numbers import Numbers
@@ -50,9 +50,8 @@ def check_devices(handler: HandlerConfig) -> Iterator[Finding]:
 def check_split(folder: Path, count: int) -> Iterator[Finding]:
     """Find the reason for which a model's folder cannot be split; its plan is checked where `transformers` is installed."""
     try:
-        document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        problem = split_problem(document, count)
-    except (OSError, ValueError, AttributeError):
+        problem = split_problem(read_json(folder / "config.json", dict[str, Any]), count)
+    except (OSError, ValueError):
         return  # `check_checkpoint` reports it
     if problem is None and not _has_plan(folder):
         problem = "transformers has no plan by which its layers are split"
