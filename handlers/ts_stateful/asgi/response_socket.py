@@ -9,20 +9,18 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import structs
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from ts_stateful.asgi.exchange import exchange
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.request_headers import http_headers
-from ts_stateful.asgi.websocket import accepted, next_message
+from ts_stateful.asgi.websocket import Connection, accepted
 from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder
 from ts_stateful.frontend.dialects.responses.ids import ResponseId
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.body import PUSHED
-from ts_stateful.principals.authenticator import Call
 from ts_stateful.protocol.answers import encode
-from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Close
 from ts_stateful.protocol.strict_json import convert, parse_json
@@ -31,7 +29,6 @@ __all__ = ["ResponseSockets"]
 
 _Sessions = list[tuple[ModelFront, str]]
 _PATH = "v1/responses"
-_MAX_OPEN = 64  # frames of one connection without their last event
 _MAX_IDLE = 64  # `stream_id`s without a frame whose response is not stored
 
 
@@ -64,58 +61,41 @@ class _Event(msgspec.Struct):
     response: dict[str, Any] = {}
 
 
-class _ResponseConnection:
+class _ResponseConnection(Connection):
     def __init__(self, models: Models, model: ModelFront, socket: WebSocket) -> None:
-        self._models = models
-        self._model = model
+        super().__init__(models, model, socket)
         self._is_named = "model" in socket.path_params
-        self._socket = socket
-        pairs = socket.headers.items()
-        self._call = Call(tuple(pairs))
-        headers = http_headers(pairs, _PATH, model.names, method="POST")
+        headers = http_headers(self._pairs, _PATH, model.names, method="POST")
         self._headers = structs.replace(headers, is_http=False, content_type="")
         self._lanes: dict[str | None, asyncio.Task[None]] = {}  # the last frame of each
         # By lane, in the order of use, the sessions of responses that are not stored; the last one can be continued.
         self._unstored: dict[str | None, _Sessions] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writing = asyncio.Lock()
-        self._places = asyncio.Semaphore(_MAX_OPEN)
 
     async def run(self) -> None:
         """Serve until the client disconnects."""
         try:
-            while (text := await next_message(self._socket)) is not None:
-                await self._places.acquire()
-                self._begin(text)
+            await super().run()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
             for model, session_id in chain.from_iterable(self._unstored.values()):
                 await self._close(model, session_id)
 
-    def _begin(self, text: bytes) -> None:
+    def _begin(self, text: bytes) -> asyncio.Task[None]:
         try:
             document = parse_json(text)
             frame = convert({name: document[name] for name in _FRAMING if name in document}, _Frame)
         except StatefulError as error:
             self._models.count_refusal(error, self._model.name)
-            task = asyncio.ensure_future(self._refuse(error, None))
-        else:
-            rest = {name: document[name] for name in document if name not in ("type", "stream_id")}
-            before = self._lanes.get(frame.stream_id)
-            task = asyncio.ensure_future(self._answer(rest, frame, before))
-            self._lanes[frame.stream_id] = task
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
+            return asyncio.ensure_future(self._refuse(error, None))
+        rest = {name: document[name] for name in document if name not in ("type", "stream_id")}
+        before = self._lanes.get(frame.stream_id)
+        task = asyncio.ensure_future(self._answer(rest, frame, before))
+        self._lanes[frame.stream_id] = task
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._places.release()
+        super()._done(task)
         for lane in [lane for lane, last in self._lanes.items() if last is task]:
             del self._lanes[lane]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            defect(error, "an answer over WebSocket")
 
     async def _answer(
         self, document: dict[str, Any], frame: _Frame, before: asyncio.Task[None] | None
@@ -173,10 +153,7 @@ class _ResponseConnection:
     async def _send(self, document: bytes, lane: str | None) -> None:
         if lane is not None:
             document = document[:-1] + b',"stream_id":' + msgspec.json.encode(lane) + b"}"
-        async with self._writing:
-            # The client may have disconnected; the next `receive` reports that.
-            with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-                await self._socket.send_text(document.decode())
+        await self._write(document)
 
 
 def _error(status: int, body: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from typing import Annotated
 
 import msgspec
@@ -21,7 +22,7 @@ from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 
-__all__ = ["Sessions", "accepted", "next_message"]
+__all__ = ["Connection", "Sessions", "accepted"]
 
 Tag = str | int | None
 
@@ -44,7 +45,7 @@ class Sessions:
         """Serve one connection."""
         model = await accepted(socket, self._models)
         if model is not None:
-            await _Connection(self._models, model, socket).run()
+            await _SessionConnection(self._models, model, socket).run()
 
 
 async def accepted(
@@ -66,49 +67,68 @@ async def accepted(
     return model
 
 
-async def next_message(socket: WebSocket) -> bytes | None:
-    """Return the next message of a connection; None after its end."""
-    message = await socket.receive()
-    if message["type"] == "websocket.disconnect":
-        return None
-    text = message.get("text")
-    data: bytes = message.get("bytes") or b""
-    return data if text is None else text.encode("utf-8", "surrogatepass")
+class Connection(ABC):
+    """An accepted connection, whose messages are answered by tasks, side by side."""
 
-
-class _Connection:
     def __init__(self, models: Models, model: ModelFront, socket: WebSocket) -> None:
         self._models = models
         self._model = model
         self._socket = socket
-        pairs = socket.headers.items()
-        self._call = Call(tuple(pairs))
-        # Messages are not framed as those of HTTP are.
-        self._headers = structs.replace(
-            http_headers(pairs, "", model.names), is_http=False, is_tagged=True
-        )
-        self._requests: set[asyncio.Task[None]] = set()
+        self._pairs = tuple(socket.headers.items())
+        self._call = Call(self._pairs)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
         self._places = asyncio.Semaphore(_MAX_OPEN)
 
     async def run(self) -> None:
         """Serve until the client disconnects, which drops its requests."""
         try:
-            while (text := await next_message(self._socket)) is not None:
+            while (text := await self._next_message()) is not None:
                 await self._places.acquire()
-                task = asyncio.ensure_future(self._answer(text))
-                self._requests.add(task)
+                task = self._begin(text)
+                self._tasks.add(task)
                 task.add_done_callback(self._done)
         finally:
-            for task in self._requests:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._requests, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @abstractmethod
+    def _begin(self, text: bytes) -> asyncio.Task[None]:
+        """Return a task that answers a message."""
+
+    async def _next_message(self) -> bytes | None:
+        """Return the next message; None after the end of the connection."""
+        message = await self._socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return None
+        text = message.get("text")
+        data: bytes = message.get("bytes") or b""
+        return data if text is None else text.encode("utf-8", "surrogatepass")
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._requests.discard(task)
+        self._tasks.discard(task)
         self._places.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             defect(error, "an answer over WebSocket")
+
+    async def _write(self, document: bytes) -> None:
+        async with self._writing:
+            # The client may have disconnected; the next `receive` reports that.
+            with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+                await self._socket.send_text(document.decode())
+
+
+class _SessionConnection(Connection):
+    def __init__(self, models: Models, model: ModelFront, socket: WebSocket) -> None:
+        super().__init__(models, model, socket)
+        # Messages are not framed as those of HTTP are.
+        self._headers = structs.replace(
+            http_headers(self._pairs, "", model.names), is_http=False, is_tagged=True
+        )
+
+    def _begin(self, text: bytes) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self._answer(text))
 
     async def _answer(self, text: bytes) -> None:
         tag: Tag = None
@@ -127,10 +147,7 @@ class _Connection:
     async def _send(self, document: bytes, tag: Tag) -> None:
         if tag is not None:  # before the other keys
             document = b'{"id":' + msgspec.json.encode(tag) + b"," + document[1:]
-        async with self._writing:
-            # The client may have disconnected; the next `receive` reports that.
-            with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-                await self._socket.send_text(document.decode())
+        await self._write(document)
 
 
 class _Tagged(msgspec.Struct):

@@ -66,35 +66,28 @@ class _Decoder:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _answer_image(self, data: bytes) -> None:
-        opened = _attempt(lambda: open_image(data, self._max_pixels))
-        if isinstance(opened, Status):
-            self._connection.sendall(Reply(opened).to_bytes())
+        opened = self._step(lambda: open_image(data, self._max_pixels), lambda image: image.size)
+        if opened is None or self._read(len(GO)) is None:
             return
-        self._connection.sendall(Reply(Status.OK, *opened.size).to_bytes())
-        if self._read(len(GO)) is None:
-            return
-        pixels = _attempt(lambda: to_pixels(opened))
-        if isinstance(pixels, Status):
-            self._connection.sendall(Reply(pixels).to_bytes())
-            return
-        self._connection.sendall(Reply(Status.OK, *pixels.size).to_bytes())
-        for part in _parts(pixels):
-            self._connection.sendall(part)
+        pixels = self._step(lambda: to_pixels(opened), lambda image: image.size)
+        if pixels is not None:
+            for part in _parts(pixels):
+                self._connection.sendall(part)
 
     def _answer_clip(self, data: bytes, wanted: Audible) -> None:
-        opened = _attempt(lambda: open_clip(data, wanted))
-        if isinstance(opened, Status):
-            self._connection.sendall(Reply(opened).to_bytes())
+        opened = self._step(lambda: open_clip(data, wanted), lambda clip: (clip.num_samples, 1))
+        if opened is None or self._read(len(GO)) is None:
             return
-        self._connection.sendall(Reply(Status.OK, opened.num_samples, 1).to_bytes())
-        if self._read(len(GO)) is None:
-            return
-        samples = _attempt(lambda: to_samples(opened))
-        if isinstance(samples, Status):
-            self._connection.sendall(Reply(samples).to_bytes())
-            return
-        self._connection.sendall(Reply(Status.OK, len(samples), 1).to_bytes())
-        self._connection.sendall(samples.tobytes())
+        samples = self._step(lambda: to_samples(opened), lambda made: (len(made), 1))
+        if samples is not None:
+            self._connection.sendall(samples.tobytes())
+
+    def _step(self, step: Callable[[], T], size_of: Callable[[T], tuple[int, int]]) -> T | None:
+        """Reply with the size of what a step makes, and return it; reply with the reason and return None if it fails."""
+        made = _attempt(step)
+        reply = Reply(made) if isinstance(made, Status) else Reply(Status.OK, *size_of(made))
+        self._connection.sendall(reply.to_bytes())
+        return None if isinstance(made, Status) else made
 
     def _read(self, num_bytes: int) -> bytearray | None:
         data = bytearray(num_bytes)

@@ -80,16 +80,11 @@ class DecoderProcess:
         """Send a file, of which a clip is wanted so; return its size by its header, or the reason why it has none."""
         if not self._is_ready:
             self._wait_for_start()
-        self._begin()
-        try:
-            self._connection.sendall(HEAD.pack(len(data), *wanted) + data)
-        except OSError as error:
-            raise self._failure(error) from None
-        return self._reply()
+        return self._ask(HEAD.pack(len(data), *wanted) + data)
 
     def decode_image(self, max_pixels: int) -> Image.Image | Status:
         """Return the pixels of the opened image in RGB, of which there must be at most `max_pixels`, or a reason why not."""
-        status, width, height = self._go()
+        status, width, height = self._ask(GO)
         if status is not Status.OK:
             return status
         if not 0 < width * height <= max_pixels:
@@ -106,7 +101,7 @@ class DecoderProcess:
 
     def decode_clip(self, max_samples: int) -> Samples | Status:
         """Return the samples of the opened clip, of which there must be at most `max_samples`, or a reason why not."""
-        status, num_samples, _ = self._go()
+        status, num_samples, _ = self._ask(GO)
         if status is not Status.OK:
             return status
         if not 0 < num_samples <= max_samples:
@@ -115,11 +110,10 @@ class DecoderProcess:
         self._fill(memoryview(data))
         return np.frombuffer(data, np.float32)
 
-    def _go(self) -> Reply:
-        """Have the opened file decoded; return its size."""
+    def _ask(self, message: bytes) -> Reply:
         self._begin()
         try:
-            self._connection.sendall(GO)
+            self._connection.sendall(message)
         except OSError as error:
             raise self._failure(error) from None
         return self._reply()
