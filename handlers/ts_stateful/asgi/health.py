@@ -31,8 +31,9 @@ class Health:
             return JSONResponse({"status": "unknown model"}, 404)
         chosen = states if name is None else {name: states[name]}
         is_ready = not self._models.is_draining and all(chosen.values())
+        state = "ready" if is_ready else "not ready"
         document: dict[str, Any] = {
-            "status": "ready" if is_ready else self._reason,
+            "status": "draining" if self._models.is_draining else state,
             "models": {name: "ready" if ready else "not ready" for name, ready in chosen.items()},
         }
         loading = {
@@ -84,7 +85,3 @@ class Health:
             "status": status,
         }
         return JSONResponse([document])
-
-    @property
-    def _reason(self) -> str:
-        return "draining" if self._models.is_draining else "not ready"

@@ -90,16 +90,7 @@ examples:
 """
 
 _Add = Callable[..., argparse.ArgumentParser]
-COMMANDS = (
-    "sessions",
-    "evict",
-    "close",
-    "drain",
-    "undrain",
-    "restart-engine",
-    "log-level",
-    "top",
-)
+COMMANDS = ("sessions", "evict", "close", "drain", "undrain", "restart-engine", "log-level", "top")
 """The names of the commands."""
 
 

@@ -104,11 +104,8 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _refusal(error: StatefulError) -> str:
-    code, field = (
-        f"{error.code}: " if error.code else "",
-        f" ({error.field})" if error.field else "",
-    )
-    return f"{code}{error.message}{field}"
+    code = f"{error.code}: " if error.code else ""
+    return f"{code}{error.message}{f' ({error.field})' if error.field else ''}"
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -230,11 +227,8 @@ def _prompt_options(options: argparse.Namespace) -> PromptOptions:
 
 
 def _info(server: Server, options: argparse.Namespace) -> int:
-    if options.session:
-        answer: Any = server.attach(options.session).info()
-    else:
-        answer = server.hello()
-    document = msgspec.to_builtins(answer)
+    session = options.session
+    document = msgspec.to_builtins(server.attach(session).info() if session else server.hello())
     terminal = Terminal(sys.stdout)
     if options.json:
         terminal.line(json.dumps(document))

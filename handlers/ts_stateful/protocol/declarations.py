@@ -107,10 +107,7 @@ class Declared(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, 
     @property
     def num_elements(self) -> int:
         """Count the elements of a row, per unit of its free dimension if it has one."""
-        count = 1
-        for size in self.shape:
-            count *= max(1, size)
-        return count
+        return math.prod(max(1, size) for size in self.shape)
 
 
 class Input(Declared, frozen=True, kw_only=True):

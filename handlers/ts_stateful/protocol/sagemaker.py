@@ -22,9 +22,8 @@ __all__ = [
     "is_session_id",
 ]
 
-SESSION_ID = (
-    "X-Amzn-SageMaker-Session-Id"  # of requests; and of a container's answers, `<id>; Expires=...`
-)
+# Of requests; and of a container's answers, `<id>; Expires=...`.
+SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
 CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"  # the only free header of clients
 MAX_CUSTOM_ATTRIBUTES = 1024  # characters

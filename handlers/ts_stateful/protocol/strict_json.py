@@ -14,9 +14,8 @@ from ts_stateful.protocol.unknown import instead
 __all__ = ["convert", "parse_json"]
 
 _GZIP = b"\x1f\x8b"  # https://www.rfc-editor.org/rfc/rfc1952
-_QUICK_BYTES = (
-    1 << 16
-)  # larger texts are images for the most part, whose strings take both parsers as long
+# Larger texts are images for the most part, whose strings take both parsers as long.
+_QUICK_BYTES = 1 << 16
 
 
 def parse_json(body: bytes | bytearray) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -12,17 +12,9 @@ from ts_stateful.protocol.answers import TensorMetadata
 from ts_stateful.protocol.declarations import Datatype, Input, Output
 from ts_stateful.version import __version__
 
-__all__ = ["SERVER", "ModelMetadata", "ServerMetadata", "model_metadata"]
+__all__ = ["SERVER", "ModelMetadata", "model_metadata"]
 
 _PLATFORM = "pytorch"
-
-
-class ServerMetadata(Struct, frozen=True):
-    """A server; `extensions` are those of Triton's protocol."""
-
-    name: str
-    version: str
-    extensions: tuple[str, ...]
 
 
 class ModelMetadata(Struct, frozen=True):
@@ -35,9 +27,11 @@ class ModelMetadata(Struct, frozen=True):
     outputs: tuple[TensorMetadata, ...]
 
 
-SERVER: Final = ServerMetadata(
-    "torchserve-stateful", __version__, ("binary_tensor_data", "sequence")
-)
+SERVER: Final[dict[str, Any]] = {
+    "name": "torchserve-stateful",
+    "version": __version__,
+    "extensions": ("binary_tensor_data", "sequence"),  # of Triton's protocol
+}
 
 
 def model_metadata(model: ModelFront) -> ModelMetadata:

@@ -81,7 +81,7 @@ class _InferenceService:
         self, request: pb.ServerMetadataRequest, context: _Context
     ) -> pb.ServerMetadataResponse:
         """Return the server's name, version and extensions."""
-        return pb.ServerMetadataResponse(**msgspec.structs.asdict(SERVER))
+        return pb.ServerMetadataResponse(**SERVER)
 
     async def ModelMetadata(
         self, request: pb.ModelMetadataRequest, context: _Context

@@ -23,9 +23,7 @@ _WITHOUT_KV = {*_RECURRENT, "mlp", "moe", "-", "E"}
 _KINDS = ("layer_types", "layers_block_type", "hybrid_override_pattern")  # the last one is a text
 _ONLY_RECURRENT = {"mamba", "mamba2", "falcon_mamba"}
 _BOTH = {"falcon_h1"}  # attention and a recurrent part in every layer
-_RECURRENT_BYTES = (
-    4  # stock code keeps recurrent states in float32, convolutions in the model's dtype
-)
+_RECURRENT_BYTES = 4  # stock code keeps these states in float32, convolutions in the model's dtype
 
 
 class FixedSize(NamedTuple):

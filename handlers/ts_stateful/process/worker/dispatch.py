@@ -34,9 +34,8 @@ __all__ = ["Dispatcher", "EventReceiver", "ServedModel", "StatsPublisher"]
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 1.0
-_REMEMBERED = (
-    200_000  # sessions; ended ones included, because their engine can report how they ended
-)
+# Sessions; ended ones included, because their engine can report how they ended.
+_REMEMBERED = 200_000
 
 
 class EventReceiver(Protocol):
@@ -123,9 +122,8 @@ class Dispatcher:
         if known is not None and not message.creates_session and not isinstance(command, Fork):
             known.submit(message)
             if isinstance(command, Step) and command.session_id is not None:
-                self._by_session[command.session_id] = (
-                    known  # the end of a sequence may have come meanwhile
-                )
+                # The end of a sequence may have come meanwhile.
+                self._by_session[command.session_id] = known
             return
         # The engine that has had a session of this id comes first: it can answer even if that session has ended.
         up = [link for link in self._links if link.takes_sessions] or self._links

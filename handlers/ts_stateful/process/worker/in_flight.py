@@ -99,9 +99,8 @@ class InFlightRequests:
         self._requests: dict[str, InFlight] = {}
         self.num_bytes = 0  # of the clients' requests
         self._suspect: InFlight | None = None  # tried alone while all others wait
-        self.draining = (
-            False  # the engine finishes what it has; new requests wait for its successor
-        )
+        # The engine finishes what it has; new requests wait for its successor.
+        self.draining = False
         self.for_good = False  # there will be no successor
 
     def __len__(self) -> int:
