@@ -50,7 +50,7 @@ from ts_stateful.protocol.generation import (
 from ts_stateful.protocol.requests import Metadata
 from ts_stateful.protocol.strict_json import convert
 
-__all__ = ["Completion", "read_chat", "read_text"]
+__all__ = ["Completion", "read_chat", "read_text", "settings_of"]
 
 # A reply without a limit would reserve the rest of the context window, on the device too.
 _MAX_TOKENS = 1024
@@ -89,17 +89,9 @@ class _Generation(FormatFields, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of a prompt."""
-        given = {name: getattr(self, name) for name in _SAME}
-        given["top_k"] = max(0, self.top_k or 0)
-        given["seed"] = None if self.seed is None else self.seed % _SEEDS
-        return {name: value for name, value in given.items() if value is not None}
-
 
 # The fields of the same name and meaning as in a prompt of ours, which bounds them.
-_SAME = (
+_SAME = {
     "stream",
     "temperature",
     "top_p",
@@ -112,7 +104,15 @@ _SAME = (
     "stop_token_ids",
     "include_stop_str_in_output",
     "ignore_eos",
-)
+}
+
+
+def settings_of(body: Any) -> dict[str, Any]:
+    """Return those fields of a prompt of ours that a request has."""
+    given = {name: getattr(body, name) for name in _SAME & {*body.__struct_fields__}}
+    given["top_k"] = max(0, body.top_k or 0)
+    given["seed"] = None if body.seed is None else body.seed % _SEEDS
+    return {name: value for name, value in given.items() if value is not None}
 
 
 class _ChatBody(_Generation, frozen=True, kw_only=True):
@@ -171,7 +171,7 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
         tools=tools,
         calls=calls,
         parallel=body.parallel_tool_calls is not False,
-        **body.settings,
+        **settings_of(body),
     )
     return Completion(
         model,
@@ -201,7 +201,7 @@ def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> 
         logprobs=body.logprobs is not None,
         top_logprobs=body.logprobs or 0,
         response_format=asked.format,
-        **body.settings,
+        **settings_of(body),
     )
     return Completion(
         model,

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from ts_stateful.clock import Clock
 from ts_stateful.frontend.dialects.openai_fields import FieldFilter, FieldTable
+from ts_stateful.frontend.dialects.openai_request import settings_of
 from ts_stateful.frontend.dialects.responses.ids import ResponseId, session_of_conversation
 from ts_stateful.frontend.dialects.responses.items import read_items
 from ts_stateful.frontend.dialects.responses.note import Note, encode_note
@@ -24,7 +25,6 @@ from ts_stateful.protocol.strict_json import convert
 __all__ = ["AskedResponse", "read_conversation", "read_create"]
 
 _MAX_TOKENS = 1024  # without a limit a reply would reserve the rest of the context window
-_SEEDS = 2**63
 _LOGPROBS = "message.output_text.logprobs"
 
 _Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -65,15 +65,6 @@ class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool | None = None
 
 
-_SAME = (
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_p",
-    "repetition_penalty",
-    "ignore_eos",
-)
 _TABLE = FieldTable(
     {"prompt": ()},
     {
@@ -129,7 +120,6 @@ def read_create(
         images=items.images,
         instructions=body.instructions or "",
         generates=body.generate,
-        stream=body.stream,
         background=body.background,
         max_new_tokens=body.max_output_tokens or _MAX_TOKENS,
         response_format=form if calls is None else None,  # a forced call leaves no text
@@ -139,7 +129,9 @@ def read_create(
         parses=True,
         note=encode_note(note),
         expects=None if referred is None else referred.before,
-        **_settings(body),
+        logprobs=bool(body.top_logprobs) or _LOGPROBS in body.include,
+        top_logprobs=body.top_logprobs,
+        **settings_of(body),
     )
     return AskedResponse(request, note, items.image_fields, fields.ignored, body.store)
 
@@ -212,15 +204,6 @@ def _place(body: _Body, referred: Reference | None) -> tuple[str | None, int | N
             raise SessionNotFound("no such conversation", field="conversation")
         return session_id, None
     return None, 0
-
-
-def _settings(body: _Body) -> dict[str, Any]:
-    given = {name: getattr(body, name) for name in _SAME}
-    given["logprobs"] = bool(body.top_logprobs) or _LOGPROBS in body.include
-    given["top_logprobs"] = body.top_logprobs
-    given["top_k"] = max(0, body.top_k or 0)
-    given["seed"] = None if body.seed is None else body.seed % _SEEDS
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _fields(body: _Body, model: str, form: ResponseFormat | None) -> dict[str, Any]:
