@@ -116,35 +116,22 @@ def add_commands(add: _Add) -> None:
     level = add("log-level", "change the level of the logs", _LOG_LEVEL, admin)
     level.add_argument("level", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     top = add("top", "watch engines and sessions in the terminal", _TOP, admin, view)
-    top.add_argument(
-        "--interval",
-        type=positive,
-        default=2.0,
-        metavar="SECONDS",
-        help="between two looks (default: %(default)g)",
-    )
+    text = "between two looks (default: %(default)g)"
+    top.add_argument("--interval", type=positive, default=2.0, metavar="SECONDS", help=text)
 
 
 def _admin_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument(
-        "--admin",
-        metavar="URL",
-        default=os.environ.get("TS_STATEFUL_ADMIN") or None,
-        help="unix:///path or http://host:port (default: $TS_STATEFUL_ADMIN, or this user's newest server)",
-    )
+    url = os.environ.get("TS_STATEFUL_ADMIN") or None
+    text = "unix:///path or http://host:port (default: $TS_STATEFUL_ADMIN, or this user's newest server)"
+    parser.add_argument("--admin", metavar="URL", default=url, help=text)
     return parser
 
 
 def _view_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument(
-        "--sort",
-        choices=SORT_KEYS,
-        default="bytes",
-        help="largest or oldest first (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tenant", help="only of this tenant: a principal's name or digits, or that of `metadata`"
-    )
+    text = "largest or oldest first (default: %(default)s)"
+    parser.add_argument("--sort", choices=SORT_KEYS, default="bytes", help=text)
+    text = "only of this tenant: a principal's name or digits, or that of `metadata`"
+    parser.add_argument("--tenant", help=text)
     return parser

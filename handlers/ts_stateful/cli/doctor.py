@@ -68,55 +68,31 @@ class _DatedTerminal(Terminal):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options; their defaults in the environment are read now."""
-    parser.add_argument(
-        "--repair", action="store_true", help="repair what the management API can repair"
-    )
-    parser.add_argument(
-        "--watch",
-        type=positive,
-        metavar="SECONDS",
-        help="examine again after this time, until interrupted, and print changes",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--model", default="chat", help="name of the model (default: %(default)s)")
-    _add_addresses(parser)
-    parser.add_argument(
-        "--timeout",
-        type=positive,
-        default=5.0,
-        metavar="SECONDS",
-        help="an answer that takes longer counts as missing (default: %(default)g)",
-    )
+    add = parser.add_argument
+    add("--repair", action="store_true", help="repair what the management API can repair")
+    text = "examine again after this time, until interrupted, and print changes"
+    add("--watch", type=positive, metavar="SECONDS", help=text)
+    add("--json", action="store_true", help="print one JSON document")
+    add("--model", default="chat", help="name of the model (default: %(default)s)")
+    here = "http://127.0.0.1"
+    url = os.environ.get("TS_STATEFUL_URL") or f"{here}:8080"
+    for flag, default, text in (
+        ("--url", url, "address of the inference API"),
+        ("--management-url", f"{here}:8081", "address of the management API"),
+        ("--metrics-url", f"{here}:8082", "address of the metrics of a server without TorchServe"),
+    ):
+        add(flag, default=default, help=f"{text} (default: %(default)s)")
+    text = "an answer that takes longer counts as missing (default: %(default)g)"
+    add("--timeout", type=positive, default=5.0, metavar="SECONDS", help=text)
     for flag, variable, kind in (
         ("--token", "TS_STATEFUL_TOKEN", "inference"),
         ("--management-token", "TS_STATEFUL_MANAGEMENT_TOKEN", "management"),
     ):
-        parser.add_argument(
-            flag,
-            default=os.environ.get(variable) or None,
-            help=f"the {kind} key in TorchServe's key_file.json, if token authorization is on (default: ${variable})",
-        )
-    parser.add_argument(
-        "--session-header",
-        default="ts_request_sequence_id",
-        metavar="NAME",
-        help="the session header of TorchServe's configuration (default: %(default)s)",
-    )
-    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="trusted certificates, as PEM")
-
-
-def _add_addresses(parser: argparse.ArgumentParser) -> None:
-    url = os.environ.get("TS_STATEFUL_URL") or "http://127.0.0.1:8080"
-    for flag, default, text in (
-        ("--url", url, "address of the inference API"),
-        ("--management-url", "http://127.0.0.1:8081", "address of the management API"),
-        (
-            "--metrics-url",
-            "http://127.0.0.1:8082",
-            "address of the metrics of a server without TorchServe",
-        ),
-    ):
-        parser.add_argument(flag, default=default, help=f"{text} (default: %(default)s)")
+        text = f"the {kind} key in TorchServe's key_file.json, if token authorization is on (default: ${variable})"
+        add(flag, default=os.environ.get(variable) or None, help=text)
+    text = "the session header of TorchServe's configuration (default: %(default)s)"
+    add("--session-header", default="ts_request_sequence_id", metavar="NAME", help=text)
+    add("--ca-file", type=Path, metavar="FILE", help="trusted certificates, as PEM")
 
 
 def examine(options: argparse.Namespace) -> bool:

@@ -38,13 +38,8 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument(
-        "file",
-        type=Path,
-        nargs="?",
-        default=Path("model-config.yaml"),
-        help="the file to write (default: %(default)s)",
-    )
+    path, text = Path("model-config.yaml"), "the file to write (default: %(default)s)"
+    parser.add_argument("file", type=Path, nargs="?", default=path, help=text)
     parser.add_argument("--force", action="store_true", help="replace the file if it is there")
 
 

@@ -26,50 +26,21 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to the command's parser."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a model's folder, a hub id (owner/name), or module.py:Class (default: what the configuration says)",
-    )
-    parser.add_argument(
-        "--config",
-        type=_file,
-        metavar="FILE",
-        help="the configuration (default: model-config.yaml beside the model, or safe values)",
-    )
-    parser.add_argument(
-        "--files",
-        type=Path,
-        metavar="FOLDER",
-        help="pack what is in it too: programs, weights, adapters",
-    )
-    _add_archive_options(parser)
-
-
-def _add_archive_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--name", type=_name, default="chat", help="name of the archive (default: %(default)s)"
-    )
-    parser.add_argument("--version", default="1.0", help="of the model (default: %(default)s)")
-    parser.add_argument(
-        "--profile",
-        choices=[profile.value for profile in TORCHSERVE_PROFILES],
-        help="default: what the configuration says, or continuous",
-    )
-    parser.add_argument(
-        "--format",
-        choices=["default", "no-archive"],
-        default="default",
-        help="default: a .mar file; no-archive: a folder, for SageMaker or a large model",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("build"),
-        metavar="FOLDER",
-        help="where the archive goes (default: %(default)s)",
-    )
+    add = parser.add_argument
+    text = "a model's folder, a hub id (owner/name), or module.py:Class (default: what the configuration says)"
+    add("model", nargs="?", metavar="MODEL", help=text)
+    text = "the configuration (default: model-config.yaml beside the model, or safe values)"
+    add("--config", type=_file, metavar="FILE", help=text)
+    text = "pack what is in it too: programs, weights, adapters"
+    add("--files", type=Path, metavar="FOLDER", help=text)
+    add("--name", type=_name, default="chat", help="name of the archive (default: %(default)s)")
+    add("--version", default="1.0", help="of the model (default: %(default)s)")
+    profiles = [profile.value for profile in TORCHSERVE_PROFILES]
+    add("--profile", choices=profiles, help="default: what the configuration says, or continuous")
+    text = "default: a .mar file; no-archive: a folder, for SageMaker or a large model"
+    add("--format", choices=["default", "no-archive"], default="default", help=text)
+    text = "where the archive goes (default: %(default)s)"
+    add("--output", type=Path, default=Path("build"), metavar="FOLDER", help=text)
 
 
 def _name(text: str) -> str:

@@ -148,22 +148,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_chat_options(chat: argparse.ArgumentParser) -> None:
-    chat.add_argument(
-        "--plain", action="store_true", help="show replies as they are, not as Markdown"
-    )
-    chat.add_argument(
-        "--no-history", action="store_true", help="do not keep what is typed for the next chat"
-    )
-    chat.add_argument(
-        "--web", action="store_true", help="serve a page for browsers of this machine instead"
-    )
-    chat.add_argument(
-        "--web-port",
-        type=whole(1, 65_535),
-        default=7860,
-        metavar="PORT",
-        help="port of the page, on 127.0.0.1 (default: %(default)s)",
-    )
+    add = chat.add_argument
+    add("--plain", action="store_true", help="show replies as they are, not as Markdown")
+    text = "do not keep what is typed for the next chat"
+    add("--no-history", action="store_true", help=text)
+    text = "serve a page for browsers of this machine instead"
+    add("--web", action="store_true", help=text)
+    text = "port of the page, on 127.0.0.1 (default: %(default)s)"
+    add("--web-port", type=whole(1, 65_535), default=7860, metavar="PORT", help=text)
 
 
 def _add_operating(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -183,50 +175,31 @@ def _add_offline(add: Callable[[str, str, str], argparse.ArgumentParser]) -> Non
     init.add_options(add("init", "ask five questions, and write a configuration", init.EPILOG))
     check = add("check", "check a configuration and print its capacity", _CHECK_EPILOG)
     check.add_argument("file", type=Path, help="a model-config.yaml")
-    check.add_argument(
-        "--model", help="the model: a folder, a config.json, a hub id, or module.py:Class"
-    )
+    text = "the model: a folder, a config.json, a hub id, or module.py:Class"
+    check.add_argument("--model", help=text)
     check.add_argument("--json", action="store_true", help="print one JSON document")
     plan.add_options(add("plan", "print a configuration for a number of sessions", plan.EPILOG))
 
 
 def _connection_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
-    group = parser.add_argument_group("connection")
-    group.add_argument(
-        "--url",
-        default=os.environ.get("TS_STATEFUL_URL") or DEFAULT_URL,
-        help="grpc://, grpcs://, http:// or https://host:port, or sagemaker://endpoint?region=..."
-        " (default: %(default)s)",
+    add = parser.add_argument_group("connection").add_argument
+    url = os.environ.get("TS_STATEFUL_URL") or DEFAULT_URL
+    text = "grpc://, grpcs://, http:// or https://host:port, or sagemaker://endpoint?region=... (default: %(default)s)"
+    add("--url", default=url, help=text)
+    add("--model", default="chat", help="name of the model (default: %(default)s)")
+    text = "longest time for a whole reply (default: %(default)g)"
+    add("--timeout", type=positive, default=120.0, metavar="SECONDS", help=text)
+    token = os.environ.get("TS_STATEFUL_TOKEN") or None
+    text = "a signed token (`handler.auth`), or TorchServe's inference key (default: $TS_STATEFUL_TOKEN)"
+    add("--token", default=token, help=text)
+    text = (
+        "a header of every request, for instance the one that names the principal; may be repeated"
     )
-    group.add_argument("--model", default="chat", help="name of the model (default: %(default)s)")
-    group.add_argument(
-        "--timeout",
-        type=positive,
-        default=120.0,
-        metavar="SECONDS",
-        help="longest time for a whole reply (default: %(default)g)",
-    )
-    group.add_argument(
-        "--token",
-        default=os.environ.get("TS_STATEFUL_TOKEN") or None,
-        help="a signed token (`handler.auth`), or TorchServe's inference key (default: $TS_STATEFUL_TOKEN)",
-    )
-    group.add_argument(
-        "--header",
-        action="append",
-        type=_header,
-        default=[],
-        metavar="NAME:VALUE",
-        help="a header of every request, for instance the one that names the principal; may be repeated",
-    )
-    group.add_argument("--ca-file", type=Path, metavar="FILE", help="trusted certificates, as PEM")
-    group.add_argument(
-        "--max-body-bytes",
-        type=whole(1),
-        metavar="BYTES",
-        help="the server's max_request_size (default: TorchServe's, 6553500)",
-    )
+    add("--header", action="append", type=_header, default=[], metavar="NAME:VALUE", help=text)
+    add("--ca-file", type=Path, metavar="FILE", help="trusted certificates, as PEM")
+    text = "the server's max_request_size (default: TorchServe's, 6553500)"
+    add("--max-body-bytes", type=whole(1), metavar="BYTES", help=text)
     return parser
 
 
@@ -239,39 +212,21 @@ def _header(text: str) -> tuple[str, str]:
 
 def _generation_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
-    group = parser.add_argument_group(
-        "session and reply (unset options take the server's defaults)"
-    )
-    group.add_argument(
-        "--image",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a file or a URL; may be repeated",
-    )
-    group.add_argument(
-        "--audio",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="the same, a clip for a model that hears",
-    )
-    group.add_argument("--system", metavar="TEXT", help="the system prompt")
-    group.add_argument("--session", metavar="ID", help="continue this session, and leave it open")
-    group.add_argument("--max-new-tokens", type=int, metavar="N", help="limit of the reply")
-    group.add_argument(
-        "--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy"
-    )
-    group.add_argument("--top-p", type=float, metavar="P", help="sample from this probability mass")
-    group.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
-    group.add_argument("--seed", type=int, metavar="N", help="seed of sampling")
-    group.add_argument(
-        "--stop",
-        action="append",
-        metavar="TEXT",
-        help="end the reply before this text; may be repeated",
-    )
-    group.add_argument(
-        "--ignore-eos", action="store_true", default=None, help="go on after the model's end"
-    )
+    title = "session and reply (unset options take the server's defaults)"
+    add = parser.add_argument_group(title).add_argument
+    text = "a file or a URL; may be repeated"
+    add("--image", action="append", default=[], metavar="FILE", help=text)
+    text = "the same, a clip for a model that hears"
+    add("--audio", action="append", default=[], metavar="FILE", help=text)
+    add("--system", metavar="TEXT", help="the system prompt")
+    add("--session", metavar="ID", help="continue this session, and leave it open")
+    add("--max-new-tokens", type=int, metavar="N", help="limit of the reply")
+    add("--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy")
+    add("--top-p", type=float, metavar="P", help="sample from this probability mass")
+    add("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
+    add("--seed", type=int, metavar="N", help="seed of sampling")
+    text = "end the reply before this text; may be repeated"
+    add("--stop", action="append", metavar="TEXT", help=text)
+    text = "go on after the model's end"
+    add("--ignore-eos", action="store_true", default=None, help=text)
     return parser

@@ -31,75 +31,38 @@ exit status: 0 stopped, 1 the server does not start, or exited by itself, 2 wron
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument(
-        "models",
-        nargs="+",
-        metavar="MODEL",
-        help="what to serve; the front torchserve takes one archive",
-    )
-    parser.add_argument(
-        "--front",
-        choices=("asgi", "torchserve"),
-        default="asgi",
-        help="the server of requests (default: %(default)s)",
-    )
-    parser.add_argument("--name", help="name of the first model (default: the archive's, or chat)")
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a model-config.yaml for the first model (asgi)"
-    )
-    parser.add_argument(
-        "--state-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="keeps logs and the default store after the end (default: they are removed)",
-    )
-    parser.add_argument(
-        "--log-file", type=Path, metavar="FILE", help="also append the log to this file"
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=("text", "json"),
-        help="of the logs (default: $TS_STATEFUL_LOG_FORMAT, or text)",
-    )
-    parser.add_argument(
-        "--log-level",
-        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        help="least level of the logs (default: $TS_STATEFUL_LOG_LEVEL, or INFO)",
-    )
-    parser.add_argument(
-        "--start-timeout",
-        type=positive,
-        default=1200.0,
-        metavar="SECONDS",
-        help="limit for loading the models (default: %(default)g)",
-    )
+    add = parser.add_argument
+    text = "what to serve; the front torchserve takes one archive"
+    add("models", nargs="+", metavar="MODEL", help=text)
+    text = "the server of requests (default: %(default)s)"
+    add("--front", choices=("asgi", "torchserve"), default="asgi", help=text)
+    add("--name", help="name of the first model (default: the archive's, or chat)")
+    text = "a model-config.yaml for the first model (asgi)"
+    add("--config", type=Path, metavar="FILE", help=text)
+    text = "keeps logs and the default store after the end (default: they are removed)"
+    add("--state-dir", type=Path, metavar="FOLDER", help=text)
+    add("--log-file", type=Path, metavar="FILE", help="also append the log to this file")
+    text = "of the logs (default: $TS_STATEFUL_LOG_FORMAT, or text)"
+    add("--log-format", choices=("text", "json"), help=text)
+    text = "least level of the logs (default: $TS_STATEFUL_LOG_LEVEL, or INFO)"
+    add("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help=text)
+    text = "limit for loading the models (default: %(default)g)"
+    add("--start-timeout", type=positive, default=1200.0, metavar="SECONDS", help=text)
     _add_ports(parser)
     _add_limits(parser)
-    torchserve = parser.add_argument_group("torchserve")
-    torchserve.add_argument(
-        "--ts-config",
-        type=Path,
-        metavar="FILE",
-        help="TorchServe's settings; its addresses are replaced (default: config.properties here, else the package's)",
-    )
-    torchserve.add_argument(
-        "--log-config",
-        type=Path,
-        metavar="FILE",
-        help="TorchServe's logging (default: log4j2.xml here, else the package's)",
-    )
+    add = parser.add_argument_group("torchserve").add_argument
+    text = "TorchServe's settings; its addresses are replaced (default: config.properties here, else the package's)"
+    add("--ts-config", type=Path, metavar="FILE", help=text)
+    text = "TorchServe's logging (default: log4j2.xml here, else the package's)"
+    add("--log-config", type=Path, metavar="FILE", help=text)
 
 
 def _add_ports(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("addresses (a port of 0 is any free one)")
-    group.add_argument(
-        "--host",
-        default=LOOPBACK,
-        help="of the HTTP and gRPC ports (asgi; default: %(default)s). The others are on 127.0.0.1",
-    )
-    group.add_argument(
-        "--metrics-host", default=LOOPBACK, help="of the metrics port (asgi; default: %(default)s)"
-    )
+    add = parser.add_argument_group("addresses (a port of 0 is any free one)").add_argument
+    text = "of the HTTP and gRPC ports (asgi; default: %(default)s). The others are on 127.0.0.1"
+    add("--host", default=LOOPBACK, help=text)
+    text = "of the metrics port (asgi; default: %(default)s)"
+    add("--metrics-host", default=LOOPBACK, help=text)
     for flags, default in (
         (("--http-port", "--port"), 8080),
         (("--management-port",), 8081),
@@ -107,44 +70,24 @@ def _add_ports(parser: argparse.ArgumentParser) -> None:
         (("--grpc-port",), 7070),
         (("--grpc-management-port",), 7071),
     ):
-        only = " (torchserve)" if default == 7071 else ""
-        group.add_argument(
-            *flags,
-            type=whole(0, 65_535),
-            default=default,
-            metavar="PORT",
-            help=f"default: %(default)s{only}",
-        )
+        text = f"default: %(default)s{' (torchserve)' if default == 7071 else ''}"
+        add(*flags, type=whole(0, 65_535), default=default, metavar="PORT", help=text)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("asgi")
-    group.add_argument(
-        "--max-body-bytes",
-        type=whole(1),
-        default=28_000_000,
-        metavar="BYTES",
-        help="longest request (default: %(default)s)",
+    add = parser.add_argument_group("asgi").add_argument
+    text = "longest request (default: %(default)s)"
+    add("--max-body-bytes", type=whole(1), default=28_000_000, metavar="BYTES", help=text)
+    text = (
+        "Unix socket of the administration (default: admin.sock in --state-dir, or a temporary one)"
     )
-    group.add_argument(
-        "--admin-socket",
-        type=Path,
-        metavar="PATH",
-        help="Unix socket of the administration (default: admin.sock in --state-dir, or a temporary one)",
+    add("--admin-socket", type=Path, metavar="PATH", help=text)
+    text = (
+        "also on this port of 127.0.0.1, with the token in $TS_STATEFUL_ADMIN_TOKEN (default: none)"
     )
-    group.add_argument(
-        "--admin-port",
-        type=whole(0, 65_535),
-        metavar="PORT",
-        help="also on this port of 127.0.0.1, with the token in $TS_STATEFUL_ADMIN_TOKEN (default: none)",
-    )
-    group.add_argument(
-        "--tls-certificate", type=Path, metavar="FILE", help="PEM; serve HTTP and gRPC over TLS"
-    )
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM; its private key")
-    group.add_argument(
-        "--tls-client-ca",
-        type=Path,
-        metavar="FILE",
-        help="PEM; take only clients with a certificate that this one has signed (mutual TLS)",
-    )
+    add("--admin-port", type=whole(0, 65_535), metavar="PORT", help=text)
+    text = "PEM; serve HTTP and gRPC over TLS"
+    add("--tls-certificate", type=Path, metavar="FILE", help=text)
+    add("--tls-key", type=Path, metavar="FILE", help="PEM; its private key")
+    text = "PEM; take only clients with a certificate that this one has signed (mutual TLS)"
+    add("--tls-client-ca", type=Path, metavar="FILE", help=text)
