@@ -30,3 +30,5 @@ def test_tokens_of_a_part(
 ) -> None:
     """Whole ones, and of a reply that is not all text those with a character of it."""
     assert sorted(tokens_within(TOKENS, num_chars, shown)) == indexes
+    settled = [index for index in indexes if TOKENS[index].end >= 3]
+    assert sorted(tokens_within(TOKENS, num_chars, shown, 3)) == settled

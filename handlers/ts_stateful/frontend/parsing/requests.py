@@ -152,7 +152,7 @@ def address(
     unnamed: Unnamed = Unnamed.OPENS,
     field: str = "session_id",
 ) -> tuple[AnyRequest, bool]:
-    """Return the request with the ids of its sessions, and True if it opens one. `field` had its own id.
+    """Return the request with the ids of its sessions, and True if it opens one. `field` is the place of its own id.
 
     Raises:
         InvalidRequest: it names no session but needs one, or an id has a wrong form.

@@ -155,7 +155,8 @@ class ImplicitSessions:
         if session.session_id in self._kept:
             self._remove(self._kept[session.session_id])
         num_bytes = session.state.device_bytes
-        if not (self._keeps(sequence) and 0 < num_bytes <= self._budget):
+        keeps = self._is_on and isinstance(sequence.command, Chat) and bool(session.turns)
+        if not (keeps and 0 < num_bytes <= self._budget):
             self._shared.keep(session.state.shared)
             return
         session.last_used = self._clock.monotonic()
@@ -197,10 +198,6 @@ class ImplicitSessions:
         assert self._idle.keys() <= self._kept.keys()
         indexed = {id(kept) for found in self._by_text.values() for kept in found}
         assert indexed == {id(kept) for kept in self._kept.values()}
-
-    def _keeps(self, sequence: Sequence) -> bool:
-        has_messages = isinstance(sequence.command, Chat)
-        return self._is_on and has_messages and bool(sequence.session.turns)
 
     def _find(
         self, session: _Session, sent: Items[Message], images: Items[MediaInput]

@@ -148,21 +148,19 @@ class ResponseTurns:
         self, message: Submit, session: Session[Context], command: Recall, number: int
     ) -> None:
         pending = prompts_of(session)[: max(0, number - len(session.turns))]
-        made = [_unfinished(session, sequence, number) for sequence in pending[-1:]]
-        document = made[-1] if made else self._outbox.recalled(session, session.turns[number - 1])
+        session_id = session.session_id
+        if pending:
+            note = pending[-1].note
+            document = Recalled(text="", session_id=session_id, turn=number, note=note)
+        else:
+            document = self._outbox.recalled(session, session.turns[number - 1])
         if command.all:
             document = self._outbox.history(session, document)
-        self._outbox.answer(
-            message.request_id, document, session_id=session.session_id, turn=number
-        )
+        self._outbox.answer(message.request_id, document, session_id=session_id, turn=number)
 
 
 def _without_replies(messages: Items[Message]) -> list[object]:
     return [said.identity for said in messages if said.role != "assistant"]
-
-
-def _unfinished(session: Session[Context], sequence: Sequence, number: int) -> Recalled:
-    return Recalled(text="", session_id=session.session_id, turn=number, note=sequence.note)
 
 
 def _notes(session: Session[Context]) -> list[str]:

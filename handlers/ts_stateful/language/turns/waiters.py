@@ -150,9 +150,6 @@ class Waiters:
         self._outbox.over(sequence)
         for request_id in sequence.request_ids:
             self._requests.pop(request_id, None)
-        self._end_cancels(sequence, turn)
-
-    def _end_cancels(self, sequence: Sequence, turn: Turn | None) -> None:
         session_id, number = sequence.session.session_id, None if turn is None else turn.number
         answer = Cancelled(session_id, cancelled=True, turn=number)
         for request_id in sequence.cancels:
