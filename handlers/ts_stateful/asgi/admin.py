@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -20,9 +19,9 @@ from ts_stateful.protocol.errors import StatefulError, Unauthenticated
 
 __all__ = ["TokenGuard", "make_admin_app"]
 
-_SESSION = "/sessions/{session}"
+_SESSION = "/sessions/{session_id}"
 _Document = dict[str, Any]
-_Verb = Callable[[Mapping[str, Any], QueryParams], "_Document | Awaitable[_Document]"]
+_Verb = Callable[..., "_Document | Awaitable[_Document]"]
 
 
 def make_admin_app(models: Models) -> Starlette:
@@ -30,37 +29,17 @@ def make_admin_app(models: Models) -> Starlette:
     operator = Operator(models)
     return Starlette(
         routes=[
-            _route("GET", "/status", lambda path, query: operator.status()),
-            _route("GET", "/sessions", lambda path, query: operator.sessions(query.get("tenant"))),
-            _route("GET", _SESSION, lambda path, query: operator.session(path["session"])),
-            _route(
-                "POST", f"{_SESSION}/evict", lambda path, query: operator.evict(path["session"])
-            ),
-            _route(
-                "POST", f"{_SESSION}/expire", lambda path, query: operator.expire(path["session"])
-            ),
-            _route(
-                "POST",
-                f"{_SESSION}/close",
-                lambda path, query: operator.close(path["session"], query.get("model")),
-            ),
-            _route(
-                "POST",
-                "/tenants/{tenant:path}/close",
-                lambda path, query: operator.end_tenant(path["tenant"]),
-            ),
-            _route("POST", "/drain", lambda path, query: operator.drain()),
-            _route("POST", "/undrain", lambda path, query: operator.undrain()),
-            _route(
-                "POST",
-                "/engines/{engine:int}/restart",
-                lambda path, query: operator.restart(path["engine"], query.get("model")),
-            ),
-            _route(
-                "POST",
-                "/log-level",
-                lambda path, query: operator.set_log_level(query.get("level", "")),
-            ),
+            _route("GET", "/status", operator.status),
+            _route("GET", "/sessions", operator.sessions, "tenant"),
+            _route("GET", _SESSION, operator.session),
+            _route("POST", f"{_SESSION}/evict", operator.evict),
+            _route("POST", f"{_SESSION}/expire", operator.expire),
+            _route("POST", f"{_SESSION}/close", operator.close, "model"),
+            _route("POST", "/tenants/{tenant:path}/close", operator.end_tenant),
+            _route("POST", "/drain", operator.drain),
+            _route("POST", "/undrain", operator.undrain),
+            _route("POST", "/engines/{index:int}/restart", operator.restart, "model"),
+            _route("POST", "/log-level", operator.set_log_level, "level"),
         ],
         exception_handlers=refuse_other_paths("what docs/admin.md lists"),
     )
@@ -85,10 +64,14 @@ class TokenGuard:
         await refusal(scope, receive, send)
 
 
-def _route(method: str, path: str, verb: _Verb) -> Route:
+def _route(method: str, path: str, verb: _Verb, *parameters: str) -> Route:
+    """Return the route of a verb, whose arguments are in the path and, of these `parameters`, in the query."""
+
     async def endpoint(request: Request) -> Response:
+        query = request.query_params
+        given = {name: query[name] for name in parameters if name in query}
         try:
-            found = verb(request.path_params, request.query_params)
+            found = verb(**request.path_params, **given)
             return JSONResponse(found if isinstance(found, dict) else await found)
         except StatefulError as error:
             return JSONResponse(error.to_body(), error.status)

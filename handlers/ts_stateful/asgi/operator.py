@@ -152,7 +152,7 @@ class Operator:
         logger.info("undrain: new sessions are taken again")
         return self.status()
 
-    def restart(self, index: int, model: str | None) -> dict[str, Any]:
+    def restart(self, index: int, model: str | None = None) -> dict[str, Any]:
         """Let an engine finish its turns and exit; another one takes its place."""
         names = {one.name for one in self._models}
         if model is None and len(names) > 1:
@@ -173,7 +173,7 @@ class Operator:
         logger.info("restart: engine %s, process %d", engine.name, pid)
         return {"engine": engine.name, "pid": pid, "status": "restarting"}
 
-    async def set_log_level(self, level: str) -> dict[str, Any]:
+    async def set_log_level(self, level: str = "") -> dict[str, Any]:
         """Change the level of the front's log and of the engines'."""
         if level not in _LEVELS:
             raise InvalidRequest(f"{level[:20]!r} is none of {', '.join(_LEVELS)}", field="level")
