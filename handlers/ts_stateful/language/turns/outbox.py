@@ -106,12 +106,17 @@ class TurnOutbox(Outbox):
         self, of: Sequence | Turn, parser: ReplyParser | None, after: int, upto: int | None
     ) -> tuple[ReplyPiece, list[Logprob] | None]:
         """Return what a client gets with the reply from character `after` up to `upto`, or to its end."""
-        text, shown = of.text[after:upto], parser.shown if parser else None
-        settled = parser.settled if parser else after
-        known = tokens_within(of.logprobs, after, shown, settled)
-        piece = parser.feed(text) if parser else ReplyPiece(text)
-        if parser and upto is None:
-            piece = piece.joined(parser.finish())
+        text = of.text[after:upto]
+        if parser is None:
+            piece, before, shown, settled = ReplyPiece(text), None, None, after
+        else:
+            before, shown, settled = [*parser.shown], parser.shown, parser.settled
+            piece = parser.feed(text)
+            if upto is None:
+                piece = piece.joined(parser.finish())
+            if parser.settled == settled:  # as within a call: no text before has come to be shown
+                settled = after
+        known = tokens_within(of.logprobs, after, before, settled)
         new = tokens_within(of.logprobs, upto, shown, settled) - known
         return piece, self._token_bytes.logprobs(of.logprobs, new) if of.logprobs else None
 
