@@ -16,12 +16,12 @@ from ts_stateful.config.check import Finding, read_document
 from ts_stateful.config.edit import completed, edited
 from ts_stateful.config.given_model import expand_home, find_given_model
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.packing.manifest import MANIFEST
 from ts_stateful.process.private import make_private
 
 __all__ = ["ModelSource", "open_source", "open_sources"]
 
 _CONFIG = "model-config.yaml"
+_MANIFEST = Path("MAR-INF") / "MANIFEST.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -72,7 +72,7 @@ def open_source(
     path = expand_home(given)
     if path.is_file() and path.suffix != ".py":
         return _archive(_unpacked(path, folder), name, config)
-    if (path / MANIFEST).is_file():
+    if (path / _MANIFEST).is_file():
         return _archive(path.resolve(), name, config)
     if path.is_dir():
         return _folder(path.resolve(), name or unnamed, config)
@@ -90,18 +90,18 @@ def _unpacked(path: Path, folder: Path) -> Path:
             archive.extractall(target)
     except (OSError, zipfile.BadZipFile, ValueError) as error:
         raise ConfigError(f"{path}: cannot be unpacked: {error}") from None
-    if not (target / MANIFEST).is_file():
-        raise ConfigError(f"{path}: not an archive of torch-model-archiver: it has no {MANIFEST}")
+    if not (target / _MANIFEST).is_file():
+        raise ConfigError(f"{path}: not an archive of torch-model-archiver: it has no {_MANIFEST}")
     return target
 
 
 def _archive(folder: Path, name: str | None, config: Path | None) -> ModelSource:
     try:
-        model = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["model"]
+        model = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["model"]
         named, version = str(model["modelName"]), str(model["modelVersion"])
         inside = folder / str(model.get("configFile", _CONFIG))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{folder / MANIFEST}: not a manifest: {error}") from None
+        raise ConfigError(f"{folder / _MANIFEST}: not a manifest: {error}") from None
     return ModelSource(_checked(name or named), version, str(folder), _document(config or inside))
 
 

@@ -10,7 +10,7 @@ from ts_stateful.config.schema import Config, ConfigError
 
 __all__ = ["GivenModel", "expand_home", "find_given_model", "is_hub_id", "resolve_model"]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 _CONFIG = "model-config.yaml"
 
