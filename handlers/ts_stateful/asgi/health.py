@@ -57,13 +57,8 @@ class Health:
 
     async def models(self, _request: Request) -> Response:
         """Return the models' names, as TorchServe's management API does."""
-        return JSONResponse(
-            {
-                "models": [
-                    {"modelName": model.name, "modelUrl": model.name} for model in self._models
-                ]
-            }
-        )
+        listed = [{"modelName": one.name, "modelUrl": one.name} for one in self._models]
+        return JSONResponse({"models": listed})
 
     async def model(self, request: Request) -> Response:
         """Return the description of one model in a list, as TorchServe does."""

@@ -57,9 +57,8 @@ class Numbers:
     def number(self, key: str) -> int | None:
         """Return a positive number under exactly this name."""
         value = self.text.get(key)
-        return (
-            value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-        )
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return value if is_count else None
 
     def first(self, *keys: str) -> int | None:
         """Return the first positive number under one of these names."""
@@ -67,8 +66,7 @@ class Numbers:
 
     def find(self, what: str) -> int | None:
         """Return a number under any of its names, or the default of the class."""
-        found = (number for key in _NAMES[what] if (number := self.number(key)))
-        return next(found, _DEFAULTS.get(self._kind, {}).get(what))
+        return self.first(*_NAMES[what]) or _DEFAULTS.get(self._kind, {}).get(what)
 
     def known(self, what: str) -> int:
         """Return a required number.
