@@ -59,7 +59,7 @@ def verify_program(
         try:
             first, again, second, together = (
                 _stepped(program, settings, initial, device, numbers, lengths)
-                for numbers in ([0], [0], [1], [0, 1])
+                for numbers in ([0], [0], [1], [0, 1][: settings.max_rows])
             )
         except Exception as error:  # whatever a user's program raises
             trouble = error
@@ -67,7 +67,8 @@ def verify_program(
         tolerance = _tolerance(settings, device)
         if what := _difference(settings, first, again, tolerance):
             raise _unsteady(settings, what)
-        if what := _difference(settings, first + second, together, tolerance):
+        alone = [*first, *second][: settings.max_rows]
+        if what := _difference(settings, alone, together, tolerance):
             raise _dependent(settings, what)
         return
     if not free:

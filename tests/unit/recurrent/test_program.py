@@ -206,6 +206,17 @@ def test_results_may_lie_in_memory_of_the_model(tmp_path: Path) -> None:
         proved(Buffered(mean=True), tmp_path)
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_program_of_one_row_is_called_with_one(fixed: bool, tmp_path: Path) -> None:
+    """No pass has more rows than `maxRows`, here neither."""
+
+    def run(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        assert len(x) == len(h) == 1
+        return x + h, x + h
+
+    proved(run, tmp_path, maxRows=1, fixedRows=fixed)
+
+
 def test_states_that_may_differ(tmp_path: Path) -> None:
     """Rounded ones, by the last bit of a float, and room after padded rows, if no output shows it."""
 
