@@ -16,6 +16,7 @@ __all__ = [
     "CALLS",
     "DEFINITIONS",
     "CallFields",
+    "FunctionFields",
     "ToolChoice",
     "ToolDefinitions",
     "allowed_of",
@@ -29,6 +30,8 @@ _Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}\Z")]
 
 
 class FunctionFields(Struct, frozen=True):
+    """The fields of a tool's function."""
+
     name: _Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -70,9 +73,9 @@ class _Call(Struct, frozen=True):
     type: Literal["function"] = "function"
 
 
-Kinds = tuple[type[Struct], type[Struct]]
-DEFINITIONS: Final[Kinds] = (_ToolDefinition, FunctionFields)
-CALLS: Final[Kinds] = (_Call, _CalledFunction)
+_Kinds = tuple[type[Struct], type[Struct]]
+DEFINITIONS: Final[_Kinds] = (_ToolDefinition, FunctionFields)
+CALLS: Final[_Kinds] = (_Call, _CalledFunction)
 
 
 class CallFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -151,7 +154,7 @@ def _missing(name: str) -> InvalidRequest:
     return InvalidRequest(f"`tools` has no {name[:64]!r}", field="tool_choice")
 
 
-def supported_tools(tools: object, kinds: Kinds, fields: FieldFilter, place: str) -> object:
+def supported_tools(tools: object, kinds: _Kinds, fields: FieldFilter, place: str) -> object:
     """Return definitions or calls without fields that have no meaning here. What has a wrong type stays."""
     outer, inner = (kind.__struct_fields__ for kind in kinds)
 
