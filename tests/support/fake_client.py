@@ -20,20 +20,20 @@ PROFILES = (*TORCHSERVE, "sagemaker")
 
 
 class FakeTime(FakeClock):
-    """A clock whose `slept` keeps every delay. With `interrupts`, the next sleep raises KeyboardInterrupt."""
+    """A clock whose `slept` keeps every delay. The next sleep raises `raises`, as a signal handler would."""
 
     def __init__(self) -> None:
         super().__init__()
         self.slept: list[float] = []
-        self.interrupts = False
+        self.raises: BaseException | None = None
 
     def sleep(self, seconds: float) -> None:
         """See `Clock`."""
         self.slept.append(seconds)
         super().sleep(seconds)
-        if self.interrupts:
-            self.interrupts = False
-            raise KeyboardInterrupt
+        raised, self.raises = self.raises, None
+        if raised is not None:
+            raise raised
 
     def policy(self, **changes: Any) -> RetryPolicy:
         """Make the default policy with this clock and the longest delays."""

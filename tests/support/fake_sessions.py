@@ -98,6 +98,7 @@ class FakeSessions:
     faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
     lock: threading.RLock = field(default_factory=threading.RLock)
     uploads: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
+    texts: deque[str] = field(default_factory=deque)  # of the next replies
     _silence: int = 0
 
     def fail(self, kind: str, *faults: Fault) -> None:
@@ -159,7 +160,8 @@ class FakeSessions:
             if "upload" in image and not self._is_whole(request["session_id"], image["upload"]):
                 raise InvalidRequest("no such upload", field=f"images[{index}].upload")
         if number == len(turns) + 1:
-            turns.append(Turn(number, request["prompt"], reply_to(request["prompt"])))
+            text = self.texts.popleft() if self.texts else reply_to(request["prompt"])
+            turns.append(Turn(number, request["prompt"], text))
         return turns[number - 1]
 
     def _pushed(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:

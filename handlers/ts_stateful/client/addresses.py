@@ -40,11 +40,18 @@ class Address(NamedTuple):
             return self.host != "localhost"
 
     def tls_context(self, ca_file: str | Path | None) -> ssl.SSLContext:
-        """Return a context that trusts the certificates in `ca_file`, or the system's."""
-        if self.scheme == "https":
+        """Return a context that trusts the certificates in `ca_file`, or the system's.
+
+        Raises:
+            ValueError: the file holds no certificates.
+        """
+        if self.scheme in ("https", "grpcs"):
             if ca_file is not None:
                 Path(ca_file).open("rb").close()  # the error of OpenSSL names no file
-            return ssl.create_default_context(cafile=ca_file)
+            try:
+                return ssl.create_default_context(cafile=ca_file)
+            except ssl.SSLError as error:
+                raise ValueError(f"ca_file {ca_file} has no PEM certificates: {error}") from None
         # Not used, so it trusts no certificate: loading the system's takes longer than a request.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 

@@ -61,11 +61,13 @@ class Calls:
         attempts = self.attempts(timeout_s)
         # If the caller chose the id, an error could not show which of two requests has taken it.
         may_stall = applied is not None or not isinstance(command, Open | Fork)
+        # A new session is named by its answer.
+        session_id = None if isinstance(command, Open | Fork) else command.session_id
         is_repeated = False
         while True:
             try:
                 body = self.ask(command, attempts.deadline, raw, may_stall=may_stall)
-                return parse(body, answer)
+                return parse(body, answer, session_id)
             except (ClientError, StatefulError) as error:
                 if applied is not None and is_repeated and isinstance(error, applied[0]):
                     return applied[1]()

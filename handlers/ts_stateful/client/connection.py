@@ -7,6 +7,7 @@ misspelled or about to be registered again.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 
 from ts_stateful.client.errors import ConnectionClosed, ServerRefused
@@ -18,10 +19,11 @@ __all__ = ["Connection"]
 _CLOSED = (
     "the connection is closed, by `Server.close` or by the end of its `with` block; connect again"
 )
+_FORKED = "the connection was used before this process was forked, and its sockets are shared; connect in each process"
 
 
 class Connection:
-    """A `Transport` on top of another one.
+    """A `Transport` on top of another one, for one process.
 
     After `close` every call raises `ConnectionClosed`, also a call in progress in another thread. If a model has answered
     and then is not found, it is being registered again, for example by `ts-stateful doctor --repair`. That error is
@@ -32,6 +34,7 @@ class Connection:
         self.max_body_bytes = transport.max_body_bytes
         self._transport = transport
         self._closed = self._answered = False
+        self._pid: int | None = None  # of the process that uses it
 
     def call(
         self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
@@ -64,6 +67,9 @@ class Connection:
     def _remembered(self) -> Iterator[None]:
         if self._closed:
             raise ConnectionClosed(_CLOSED)
+        self._pid = self._pid or os.getpid()
+        if self._pid != os.getpid():
+            raise ConnectionClosed(_FORKED)
         try:
             yield
         except Exception as error:  # a transport may raise anything after its owner closed it

@@ -8,7 +8,7 @@ import msgspec
 
 from ts_stateful.client.errors import ProtocolError, RequestTooLarge, ServerRefused
 from ts_stateful.protocol.error_bodies import error_from_body
-from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 from ts_stateful.protocol.requests import Command, Open, Prompt, Upload
 
 __all__ = [
@@ -30,9 +30,19 @@ _SLOW_BYTES_PER_S = 100_000.0  # of the slowest line on which files are expected
 Answer = TypeVar("Answer")
 
 
-def encode(command: Command) -> bytes:
-    """Encode a request as JSON."""
-    return msgspec.json.encode(command)
+def encode(value: object, field: str | None = None) -> bytes:
+    """Encode a request, or the value of its `field`, as JSON.
+
+    Raises:
+        InvalidRequest: JSON cannot carry a field.
+    """
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        if isinstance(value, Command):
+            for name in value.__struct_fields__:
+                encode(getattr(value, name), name)
+        raise InvalidRequest(f"`{field}` cannot be sent: {error}", field=field) from None
 
 
 def seconds_to_send(command: Command, num_raw_bytes: int = 0) -> float:
@@ -52,19 +62,22 @@ def check_size(num_bytes: int, max_bytes: int) -> None:
         )
 
 
-def parse(body: bytes, answer: type[Answer]) -> Answer:
+def parse(body: bytes, answer: type[Answer], session_id: str | None = None) -> Answer:
     """Decode the typed answer in a body.
 
     Raises:
         StatefulError: the body is the server's error.
-        ProtocolError: the body is neither an answer nor an error.
+        ProtocolError: the body is neither an answer nor an error, or it is about another session than `session_id`.
     """
     document = _document(body)
     if document is None:
         raise ProtocolError(
             f"the answer is not a JSON object; check the URL and the model: {_shown(body)}"
         )
-    return typed(document, answer)
+    found = typed(document, answer)
+    if session_id is not None and document.get("session_id") not in (None, session_id):
+        raise ProtocolError(f"the answer is about another session than {session_id}")
+    return found
 
 
 def typed(document: dict[str, Any], answer: type[Answer]) -> Answer:
@@ -80,18 +93,26 @@ def typed(document: dict[str, Any], answer: type[Answer]) -> Answer:
         ) from None
 
 
-def refusal(status: int, body: bytes) -> StatefulError | ServerRefused:
-    """Return the error that an HTTP error status means: this protocol's, TorchServe's or a proxy's."""
+def refusal(
+    status: int, body: bytes, retry_after: str | None = None
+) -> StatefulError | ServerRefused:
+    """Return the error that an HTTP error status means: this protocol's, TorchServe's or a proxy's.
+
+    `retry_after` is the header of that name; a date in it is not used.
+    """
     document = _document(body) or {}
     error = error_from_body(document)
     if error is not None:
         return error
     kind, message = document.get("type"), document.get("message")
     if isinstance(message, str) and message:
-        return ServerRefused(
-            f"{message} (status {status})", status=status, kind=str(kind) if kind else None
-        )
-    return ServerRefused(f"status {status}: {_shown(body) or 'no message'}", status=status)
+        text = f"{message} (status {status})"
+    else:
+        text = f"status {status}: {_shown(body) or 'no message'}"
+    refused = ServerRefused(text, status=status, kind=str(kind) if kind else None)
+    if retry_after is not None and retry_after.isdecimal():
+        refused.retry_after_s = float(retry_after)
+    return refused
 
 
 def is_last(body: bytes) -> bool:

@@ -3,7 +3,7 @@
 ClientError
 ├── ServerUnreachable      no connection, or it broke                      (retryable)
 │   └── StreamStalled      connected, but silent for longer than allowed   (retryable)
-├── ConnectionClosed       by the caller
+├── ConnectionClosed       by the caller, or by a fork of its process
 ├── DeadlineExceeded       no answer within the deadline
 ├── RequestTooLarge        more bytes than the server's transport takes; nothing was sent
 ├── ServerRefused          TorchServe itself or a proxy answered           (retryable if overloaded or "worker died")
@@ -24,6 +24,7 @@ __all__ = [
     "ServerUnreachable",
     "StreamStalled",
     "is_retryable",
+    "unreachable",
 ]
 
 
@@ -48,7 +49,7 @@ class StreamStalled(ServerUnreachable):
 
 
 class ConnectionClosed(ClientError):
-    """The caller closed the connection before the call or during it."""
+    """The caller closed the connection before the call or during it, or used it before a fork of the process."""
 
 
 class DeadlineExceeded(ClientError):
@@ -63,10 +64,13 @@ class ServerRefused(ClientError):
     """An error from TorchServe itself or from a proxy, not from the model's sessions.
 
     `status` is the HTTP status, or the one that matches gRPC's. `kind` is TorchServe's name of the error, such as
-    `ModelNotFoundException`, if it has one.
+    `ModelNotFoundException`, if it has one. `retry_after_s` is the time to wait before a retry, where it is known.
     """
 
-    def __init__(self, message: str, *, status: int, kind: str | None = None) -> None:
+    retry_after_s: float | None = None
+
+    # A default for the status, since pickle passes the message alone.
+    def __init__(self, message: str, *, status: int = 500, kind: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
@@ -81,6 +85,15 @@ class ServerRefused(ClientError):
 
 class ProtocolError(ClientError):
     """The answer is not of this protocol; another program answered, or a newer server."""
+
+
+def unreachable(reason: str) -> ServerUnreachable:
+    """Return the error of a connection; it is final if the server's certificate is not trusted."""
+    if "CERTIFICATE_VERIFY_FAILED" not in reason:
+        return ServerUnreachable(reason)
+    error = ServerUnreachable(f"name the certificates to trust in `ca_file`: {reason}")
+    error.retryable = False
+    return error
 
 
 def is_retryable(error: Exception) -> bool:

@@ -8,8 +8,9 @@ import msgspec
 
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.uploads import ImageUploads
-from ts_stateful.protocol.answers import Forked, Opened, SessionInfo
-from ts_stateful.protocol.requests import Info, Media, Open
+from ts_stateful.protocol.answers import Cancelled, Forked, Opened, Rewound, SessionInfo, Usage
+from ts_stateful.protocol.errors import SessionExists, SessionNotFound
+from ts_stateful.protocol.requests import Cancel, Info, Media, Open, Rewind
 from ts_stateful.protocol.session_ids import new_session_id
 
 __all__ = ["OpenSession", "open_under_new_id"]
@@ -37,11 +38,11 @@ class OpenSession:
         self.opening = opening
         self.num_reopened = 0
         self.uploads = ImageUploads(calls, first_media)
-        self._num_turns: int | None = (
-            None  # committed, in progress or waiting; None: ask the server
-        )
+        # Committed, in progress or waiting; None: ask the server.
+        self.num_turns: int | None = None
+        self._abandoned: int | None = None
         if opened is not None:
-            self._num_turns = opened.turn if isinstance(opened, Forked) else 0
+            self.num_turns = opened.turn if isinstance(opened, Forked) else 0
 
     def info(self, timeout_s: float | None = None) -> SessionInfo:
         """Ask the server about the session."""
@@ -49,33 +50,52 @@ class OpenSession:
 
     def next_turn(self, timeout_s: float) -> int:
         """Number a new turn; ask the server, within `timeout_s`, if the count is not known."""
-        if self._num_turns is None:
+        if self.num_turns is None:
             info = self.info(timeout_s)
-            self._num_turns = info.turns + info.running + info.waiting
-        self._num_turns += 1
-        return self._num_turns
+            if info.running and not info.waiting and info.turns + 1 == self._abandoned:
+                self._drop(info.turns, timeout_s)
+                info = self.info(timeout_s)
+            self.num_turns = info.turns + info.running + info.waiting
+        self.num_turns += 1
+        return self.num_turns
 
-    def rewound(self, num_turns: int) -> None:
-        """Count on from the number of turns that the server has reported."""
-        self._num_turns = num_turns
+    def _drop(self, num_turns: int, timeout_s: float) -> None:
+        """End the turn in progress and drop it: the next one would wait for it, and its client has left."""
+        cancelled = self.calls.call(Cancel(session_id=self.session_id), Cancelled, timeout_s)
+        if cancelled.cancelled:
+            rewind = Rewind(session_id=self.session_id, to_turn=num_turns)
+            self.calls.call(rewind, Rewound, timeout_s)
 
-    def forget_turns(self) -> None:
-        """Drop the count: the server rolls a failed turn back."""
-        self._num_turns = None
+    def forget_turns(self, abandoned: int | None = None) -> None:
+        """Drop the count: the server rolls a failed turn back, and turn `abandoned` may be in progress."""
+        self.num_turns, self._abandoned = None, abandoned
 
     def reopen(self, lost_id: str, timeout_s: float) -> None:
         """Open the session again if `lost_id` is its current id; all replies to a lost id share the new session."""
         assert self.opening is not None
         if lost_id != self.session_id:
-            self._num_turns = None  # the reply took a number of the lost session
+            self.forget_turns()  # the reply took a number of the lost session
             return
         self.opened = open_under_new_id(self.calls, self.opening, timeout_s)
         self.session_id = self.opened.session_id
         self.num_reopened += 1
-        self._num_turns = 0
+        self.num_turns = 0
 
 
 def open_under_new_id(calls: Calls, command: Open, timeout_s: float | None) -> Opened:
-    """Send an `open` again with another session id."""
-    again = msgspec.structs.replace(command, session_id=new_session_id())
-    return calls.call(again, Opened, timeout_s)
+    """Open a session under a new id.
+
+    The id is made here and not by the server: an `open` whose answer was lost can be repeated and leaves no second session.
+    """
+    session_id = new_session_id()
+    command = msgspec.structs.replace(command, session_id=session_id)
+
+    def lost() -> Opened:
+        try:
+            info = OpenSession(calls, session_id).info(timeout_s)
+        except SessionNotFound:
+            # SageMaker does not route to a session whose `open` it has not seen answered.
+            return open_under_new_id(calls, command, timeout_s)
+        return Opened(info.session_id, info.expires_at, Usage(prompt_tokens=info.tokens))
+
+    return calls.call(command, Opened, timeout_s, applied=(SessionExists, lost))

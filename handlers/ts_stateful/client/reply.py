@@ -50,6 +50,7 @@ class Reply:
         self._attempts = session.calls.attempts(timeout_s)
         self._timeout_s = timeout_s
         self._may_reopen = session.opening is not None
+        self._may_renumber = False
         self._pieces: list[str] = []
         self._num_chars = 0
         # Characters and tokens that come once more, since the turn was begun again.
@@ -77,19 +78,25 @@ class Reply:
         except (GeneratorExit, KeyboardInterrupt):
             self.close()
             raise
+        finally:
+            if not self._over:  # after any error, also of a signal handler
+                self._end()
 
     def result(self) -> str:
         """Wait for the end of the turn and return its whole text."""
-        for _ in self:
-            pass
+        with self:
+            for _ in self:
+                pass
         return self.text
 
     def cancel(self, timeout_s: float | None = None) -> None:
         """End the turn; the loop goes on to the end of its text, with `finish_reason` "cancelled".
 
-        `timeout_s` is by default the connection's.
+        `timeout_s` is by default the connection's. If the turn is over, or the session has a later one, nothing is sent.
         """
-        self._calls.call(Cancel(session_id=self.session_id), Cancelled, timeout_s)
+        is_latest = self._session.num_turns in (self.turn, None)
+        if is_latest and self.turn is not None and not self._over:
+            self._calls.call(Cancel(session_id=self.session_id), Cancelled, timeout_s)
 
     def close(self) -> None:
         """Cancel the turn if it has not ended, and read its text until then.
@@ -135,12 +142,8 @@ class Reply:
             self._pulls = self._pulls or self._num_chars > 0
             # Also if a repetition broke off: pulled text begins after the known text.
             self._known = self._known_tokens = 0
-            try:
-                if not self._goes_on_after(error):
-                    self._attempts.wait_after(error)
-            except (ClientError, StatefulError):
-                self._end()
-                raise
+            if not self._goes_on_after(error):
+                self._attempts.wait_after(error)
             return ""
 
     def _begin(self) -> None:
@@ -148,18 +151,18 @@ class Reply:
         try:
             self._number()
         except (ClientError, StatefulError) as error:
-            self._over = True
             if not self._reopened_after(error):
                 raise
-            self._over = False
 
     def _number(self) -> None:
+        self._may_renumber = self._session.num_turns is None
         self.turn = self._session.next_turn(self._attempts.deadline.remaining_s())
 
     def _goes_on_after(self, error: Exception) -> bool:
         return not self._given_up and (
             self._reopened_after(error)
             or self._begun_again_after(error)
+            or self._renumbered_after(error)
             or self._uploads_again_after(error)
         )
 
@@ -184,7 +187,17 @@ class Reply:
         if not is_lost or not self._may_try_again():
             return False
         self._pulls = False
+        self._pieces = [self.text]
         self._known, self._known_tokens = self._num_chars, len(self.logprobs)
+        return True
+
+    def _renumbered_after(self, error: Exception) -> bool:
+        """Number the turn again, once, if the number came from `info` and counted a turn that the server has dropped."""
+        if not isinstance(error, TurnGap) or not self._may_renumber or self._num_chars:
+            return False
+        self._session.forget_turns()
+        self._number()
+        self._may_renumber = False
         return True
 
     def _uploads_again_after(self, error: Exception) -> bool:
@@ -197,7 +210,9 @@ class Reply:
 
     def _take(self, event: TurnAnswer) -> str:
         self._attempts.succeeded()
-        text = event.text[self._known :]
+        text, known_text = event.text[self._known :], event.text[: self._known]
+        if known_text and not self.text.startswith(known_text, self._num_chars - self._known):
+            raise ProtocolError("the server began the turn again with another text")
         self._known -= len(event.text) - len(text)
         tokens = event.logprobs or ()
         self.logprobs += tokens[self._known_tokens :]
@@ -222,14 +237,15 @@ class Reply:
         numbered = msgspec.structs.replace(self._command, turn=self.turn)
         command = self._session.uploads.carried(numbered, self._attempts)
         if not command.stream:
-            yield parse(self._calls.ask(command, self._attempts.deadline), TurnAnswer)
+            body = self._calls.ask(command, self._attempts.deadline)
+            yield parse(body, TurnAnswer, self.session_id)
             return
         transport, timeout_s = self._calls.transport, self._attempts.deadline.remaining_s()
         with contextlib.closing(
             transport.stream(command, timeout_s, self._calls.policy.stall_s)
         ) as stream:
             for body in stream:
-                yield parse(body, TurnAnswer)
+                yield parse(body, TurnAnswer, self.session_id)
                 self._attempts.deadline.remaining_s()
 
     def _pull(self) -> Generator[TurnAnswer, None, None]:
@@ -248,8 +264,8 @@ class Reply:
                 after=self._num_chars,
                 wait_ms=_WAIT_MS,
             )
-            event = parse(self._calls.ask(command, self._attempts.deadline), TurnAnswer)
-            yield event
+            body = self._calls.ask(command, self._attempts.deadline)
+            yield (event := parse(body, TurnAnswer, self.session_id))
             if event.text:
                 pause_s = 0.0
                 continue
@@ -267,4 +283,4 @@ class Reply:
         self._over = True
         self._drop_events()
         if self.finish_reason is None:
-            self._session.forget_turns()
+            self._session.forget_turns(self.turn)

@@ -61,8 +61,12 @@ class Deadline:
         """
         left_s = self.left_s
         if left_s <= 0:
-            raise DeadlineExceeded(f"no answer within {self.timeout_s:g} s (timeout_s)")
+            raise self.exceeded()
         return left_s
+
+    def exceeded(self) -> DeadlineExceeded:
+        """Return the error of a passed deadline."""
+        return DeadlineExceeded(f"no answer within {self.timeout_s:g} s (timeout_s)")
 
 
 class Attempts:
@@ -82,6 +86,8 @@ class Attempts:
         """Wait until the next attempt; raise the error if it is final, too frequent or too late for one."""
         if isinstance(error, StreamStalled):
             return  # it has cost its time already, and ends at the deadline
+        if isinstance(error, DeadlineExceeded):
+            raise self.deadline.exceeded() from error  # a transport names what was left of the time
         is_waiting = self._policy.waits_for_server and isinstance(error, ServerUnreachable)
         is_last = self.num_failures >= self._policy.max_retries
         if not is_retryable(error) or (is_last and not is_waiting):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 
 from ts_stateful.client.addresses import parse_address
@@ -19,8 +18,7 @@ from ts_stateful.client.transports.rest import HttpTransport
 from ts_stateful.client.transports.rpc import GrpcTransport
 from ts_stateful.client.transports.transport import Transport, TransportOptions
 from ts_stateful.client.uploads import fits
-from ts_stateful.protocol.answers import Closed, HelloAnswer, Opened, Usage
-from ts_stateful.protocol.errors import SessionExists, SessionNotFound
+from ts_stateful.protocol.answers import Closed, HelloAnswer, Opened
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Close, Hello, Media, Open
 from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
@@ -59,8 +57,8 @@ def connect(
     `sequence` or `async`) saves a gRPC connection the request that finds the profile out.
 
     Raises:
-        ValueError: the URL, the profile or the timeout is not valid.
-        ClientError: for SageMaker, boto3 is not installed.
+        ValueError: the URL, a header, the token, `ca_file`, the profile or the timeout is not valid.
+        ClientError: boto3 is not installed for SageMaker, or socksio for a SOCKS proxy of the environment.
     """
     if url.startswith("sagemaker:") and (
         profile or {*map(str.lower, headers or ())} - {_ATTRIBUTES}
@@ -91,16 +89,17 @@ def _profile_of(name: str | None) -> Profile | None:
 
 
 def _transport(url: str, options: TransportOptions) -> Transport:
-    if url.startswith("sagemaker:"):
-        try:
+    try:
+        if url.startswith("sagemaker:"):
             from ts_stateful.client.transports import sagemaker  # noqa: PLC0415 - boto3 is optional
-        except ImportError as missing:
-            raise ClientError(str(missing)) from missing
-        return sagemaker.SageMakerTransport(sagemaker.parse_sagemaker_url(url), options)
-    address = parse_address(url)
-    if address.is_grpc:
-        return GrpcTransport(address, options)
-    return HttpTransport(address, options)
+
+            return sagemaker.SageMakerTransport(sagemaker.parse_sagemaker_url(url), options)
+        address = parse_address(url)
+        if address.is_grpc:
+            return GrpcTransport(address, options)
+        return HttpTransport(address, options)
+    except ImportError as missing:  # of boto3, or of httpx for a SOCKS proxy
+        raise ClientError(str(missing)) from missing
 
 
 class Server:
@@ -140,10 +139,8 @@ class Server:
             ClientError: the server could not be asked, or not in time.
             OSError: a file cannot be read.
         """
-        # Made here and not by the server: an `open` whose answer was lost can be repeated and leaves no second session.
-        name = new_session_id() if session_id is None else check_session_id(session_id)
         command = Open(
-            session_id=name,
+            session_id=None if session_id is None else check_session_id(session_id),
             system=system,
             images=wire_images(images),
             audio=wire_audio(audio),
@@ -155,11 +152,10 @@ class Server:
         if not fits(command, self._calls.transport.max_body_bytes):
             first_media = command.media
             command = with_media(command, ())
-
-        # An id that the caller chose may have been open before.
-        lost = partial(self._lost_answer, command, timeout_s)
-        applied = (SessionExists, lost) if session_id is None else None
-        opened = self._calls.call(command, Opened, timeout_s, applied=applied)
+        if session_id is None:
+            opened = open_under_new_id(self._calls, command, timeout_s)
+        else:  # it may have been open before
+            opened = self._calls.call(command, Opened, timeout_s)
         return Session(
             OpenSession(
                 self._calls,
@@ -169,15 +165,6 @@ class Server:
                 first_media=first_media,
             )
         )
-
-    def _lost_answer(self, command: Open, timeout_s: float | None) -> Opened:
-        """Make up the lost answer to an `open`."""
-        try:
-            info = OpenSession(self._calls, str(command.session_id)).info(timeout_s)
-        except SessionNotFound:
-            # SageMaker does not route to a session whose `open` it has not seen answered.
-            return open_under_new_id(self._calls, command, timeout_s)
-        return Opened(info.session_id, info.expires_at, Usage(prompt_tokens=info.tokens))
 
     def attach(self, session_id: str, timeout_s: float | None = None) -> Session:
         """Return a session that is open already, for instance by an earlier process.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from secrets import randbits
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -51,13 +51,13 @@ class PromptOptions(TypedDict, total=False):
     repetition_penalty: float | None
     presence_penalty: float
     frequency_penalty: float
-    logit_bias: dict[int, float]
+    logit_bias: Mapping[int, float]
     seed: int | None
-    stop: str | tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
     include_stop_str_in_output: bool
     ignore_eos: bool
-    response_format: ResponseFormat
+    response_format: ResponseFormat | Mapping[str, Any]
     logprobs: bool
     top_logprobs: int
 
@@ -105,15 +105,15 @@ class Session:
         connection fails; a broken connection is resumed within the deadline. Files that are too large for a request are
         uploaded in parts before it.
         """
-        if isinstance(options.get("stop"), list):
-            options["stop"] = tuple(options["stop"])
-        command = Prompt(
+        if options.get("temperature") and options.get("seed") is None:
+            options["seed"] = randbits(63)  # of this turn, also if it is sent again
+        command = Prompt(  # lists and mappings are encoded as they are
             session_id=self.session_id,
             prompt=prompt,
             images=wire_images(images),
             audio=wire_audio(audio),
             stream=stream,
-            **options,
+            **options,  # type: ignore[arg-type]
         )
         return Reply(self._session, command, timeout_s)
 
@@ -159,31 +159,34 @@ class Session:
             StatefulError: the server refuses, for instance `TooManySessions`, or `TurnGap` if there is no such turn.
             ClientError: the server could not be asked, or not in time.
         """
-        # Made here as in `Server.open`: a fork whose answer was lost can be repeated.
-        name = new_session_id() if session_id is None else check_session_id(session_id)
         command = Fork(
             session_id=self.session_id,
-            new_session_id=name,
+            new_session_id=None if session_id is None else check_session_id(session_id),
             at_turn=at_turn,
             ttl_s=ttl_s,
             metadata=None if metadata is None else dict(metadata),
         )
-        lost = partial(self._lost_answer, command, timeout_s)
-        applied = (SessionExists, lost) if session_id is None else None
-        forked = self._calls.call(command, Forked, timeout_s, applied=applied)
+        if session_id is None:
+            forked = self._fork_under_new_id(command, timeout_s)
+        else:
+            forked = self._calls.call(command, Forked, timeout_s)
         first_media = self._session.uploads.first
         return Session(OpenSession(self._calls, forked.session_id, forked, first_media=first_media))
 
-    def _lost_answer(self, command: Fork, timeout_s: float | None) -> Forked:
-        """Make up the lost answer to a `fork`; see `Server.open`."""
-        name = str(command.new_session_id)
-        try:
-            info = OpenSession(self._calls, name).info(timeout_s)
-        except SessionNotFound:
-            again = msgspec.structs.replace(command, new_session_id=new_session_id())
-            return self._calls.call(again, Forked, timeout_s)
-        usage = Usage(prompt_tokens=info.tokens)
-        return Forked(name, info.expires_at, usage, self.session_id, info.turns)
+    def _fork_under_new_id(self, command: Fork, timeout_s: float | None) -> Forked:
+        """Fork as `open_under_new_id` opens: a fork whose answer was lost can be repeated."""
+        name = new_session_id()
+        command = msgspec.structs.replace(command, new_session_id=name)
+
+        def lost() -> Forked:
+            try:
+                info = OpenSession(self._calls, name).info(timeout_s)
+            except SessionNotFound:
+                return self._fork_under_new_id(command, timeout_s)
+            usage = Usage(prompt_tokens=info.tokens)
+            return Forked(name, info.expires_at, usage, self.session_id, info.turns)
+
+        return self._calls.call(command, Forked, timeout_s, applied=(SessionExists, lost))
 
     def rewind(self, to_turn: int, timeout_s: float | None = None) -> Rewound:
         """Drop every turn after turn `to_turn`; 0 is the session as it was opened.
@@ -195,7 +198,7 @@ class Session:
         self._session.forget_turns()
         command = Rewind(session_id=self.session_id, to_turn=to_turn)
         rewound = self._calls.call(command, Rewound, timeout_s)
-        self._session.rewound(rewound.turn)
+        self._session.num_turns = rewound.turn
         return rewound
 
     def info(self, timeout_s: float | None = None) -> SessionInfo:

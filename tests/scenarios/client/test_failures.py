@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from tests.support.fake_client import PROFILES, TORCHSERVE, FakeTime, connected
@@ -217,13 +219,13 @@ def test_an_id_of_the_callers_choice_is_asked_for_once(
 
 
 def test_a_silent_server_meets_the_deadline(fake: FakeSessions, time: FakeTime) -> None:
-    """A call that is never answered ends at its deadline."""
+    """A call that is never answered ends at its deadline, and the error names the time that the caller gave it."""
     with connected(fake, time) as server, server.open() as session:
         fake.fail("info", Fault(stalls=True))
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded, match=r"within 0.05 s \(timeout_s\)"):
             session.info(timeout_s=0.05)
         fake.fail("prompt", Fault(stalls=True))
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded, match=r"within 0.05 s \(timeout_s\)"):
             session.prompt("Hello", timeout_s=0.05).result()
 
 
@@ -351,5 +353,7 @@ def test_the_error_trees_are_apart() -> None:
     """Errors of the connection are no errors of the protocol, and each has one base."""
     classes = [DeadlineExceeded, ProtocolError, RequestTooLarge, ServerUnreachable, StreamStalled]
     assert all(issubclass(cls, ClientError) for cls in classes)
+    sent = pickle.loads(pickle.dumps(ServerRefused("no", status=404, kind="k")))
+    assert (sent.message, sent.status, sent.kind) == ("no", 404, "k")
     assert ServerRefused("busy", status=503).retryable
     assert not ServerRefused("no", status=403).retryable

@@ -67,7 +67,7 @@ def test_options_are_sent(server: Server, fake: FakeSessions) -> None:
     """Options of the caller reach the server; missing ones are not sent."""
     with server.open(system="Be brief.", ttl_s=60, metadata={"user": 7}) as session:
         session.ask("Hi", temperature=0.5, top_p=0.9, top_k=3, seed=11, stop="END")
-        session.prompt("Hi", stop=["A", "B"]).result()  # type: ignore[arg-type]
+        session.prompt("Hi", stop=["A", "B"]).result()
     opened, first, second = fake.of_kind("open")[0], *fake.of_kind("prompt")
     assert (opened["system"], opened["ttl_s"], opened["metadata"]) == ("Be brief.", 60, {"user": 7})
     assert (first["temperature"], first["top_p"], first["top_k"], first["seed"]) == (
@@ -247,6 +247,16 @@ def test_cancel_has_the_time_that_every_call_has() -> None:
         assert reply.finish_reason == "cancelled"
 
 
+@pytest.mark.parametrize("fake", ["sagemaker"], indirect=True)
+@pytest.mark.parametrize("kind", ["open", "fork"])
+def test_a_second_lost_answer_is_made_up_too(server: Server, fake: FakeSessions, kind: str) -> None:
+    """After a lost `open` or `fork`, which SageMaker does not route to, the next one may be lost as well."""
+    session = server.open()
+    fake.fail(kind, Fault(lost=True), Fault(error=SessionExists("open")), Fault(lost=True))
+    other = server.open() if kind == "open" else session.fork()
+    assert other.ask("Hello") == reply_to("Hello")
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_lost_session_is_opened_again_if_asked(
     server: Server, fake: FakeSessions, stream: bool
@@ -263,6 +273,18 @@ def test_a_lost_session_is_opened_again_if_asked(
     assert session.ask("three") == reply_to("three")
     assert [request["system"] for request in fake.of_kind("open")] == ["Be brief."] * 2
     assert [request["turn"] for request in fake.of_kind("prompt")][-2:] == [1, 2]
+
+
+def test_a_session_whose_reopening_was_not_answered_is_opened_once(
+    server: Server, fake: FakeSessions
+) -> None:
+    """The lost answer to the second `open` is made up as that of the first one is."""
+    session = server.open(reopen=True)
+    fake.sessions.clear()
+    fake.fail("open", Fault(lost=True))
+    assert session.ask("two") == reply_to("two")
+    # SageMaker routes to no session whose opening it has not seen.
+    assert len(fake.sessions) == 1 + (fake.profile == "sagemaker")
 
 
 def test_a_session_is_opened_again_once_in_a_turn(server: Server, fake: FakeSessions) -> None:

@@ -6,9 +6,11 @@ import contextlib
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,6 +20,7 @@ from tests.support.fake_client import FakeTime, connected
 from tests.support.fake_servers import grpc_server, http_server
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from ts_stateful.client import (
+    ClientError,
     DeadlineExceeded,
     ProtocolError,
     RequestTooLarge,
@@ -268,6 +271,42 @@ def test_other_settings_are_checked_at_once() -> None:
         connect(profile="fast")
 
 
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token": "top-secret\nx"},
+        {"token": "top-secret-é"},
+        {"headers": {"X-Key": " top-secret"}},
+        {"headers": {"X Key": "top-secret"}},
+        {"session_header": "a b"},
+    ],
+)
+def test_headers_are_checked_at_once(scheme: str, options: dict[str, Any]) -> None:
+    """A header that cannot be sent is refused, and its value, which may be a token, is not shown."""
+    with pytest.raises(ValueError, match="header") as caught:
+        connect(f"{scheme}://host", **options)
+    assert "top-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["grpcs", "https"])
+def test_a_file_without_certificates_is_refused(scheme: str, tmp_path: Path) -> None:
+    """It is named when the connection is made."""
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(ValueError, match=r"ca\.pem"):
+        connect(f"{scheme}://host", ca_file=tmp_path / "ca.pem")
+
+
+def test_a_socks_proxy_without_its_library_is_a_client_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error names the package."""
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+    with pytest.raises(ClientError, match="socksio"):
+        connect("http://192.0.2.1")
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate of 127.0.0.1 that signs itself, and its key."""
@@ -288,26 +327,33 @@ def test_https_is_used_and_checked(certificate: tuple[Path, Path]) -> None:
     pem, key = certificate
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pem, key)
-    policy = FakeTime().policy(max_retries=0)
+    clock = FakeTime()
+    policy = clock.policy(waits_for_server=True)
     with http_server(FakeSessions(profile="http"), tls) as port:
         with connect(f"https://127.0.0.1:{port}", ca_file=pem) as server:
             assert server.hello().model == "fake"
         with (
             connect(f"https://127.0.0.1:{port}", policy=policy) as server,
-            pytest.raises(ServerUnreachable, match=r"(?i)certificate"),
+            pytest.raises(ServerUnreachable, match=r"(?i)`ca_file`.*certificate"),
         ):
             server.hello()
+    assert clock.slept == []
 
 
 def test_grpcs_is_used(certificate: tuple[Path, Path]) -> None:
-    """`grpcs://` works with the right certificate authority."""
+    """`grpcs://` works with the right certificate authority and refuses every other server at once."""
     pem, key = certificate
+    clock = FakeTime()
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), pem.read_bytes())])
     with (
         grpc_server(FakeSessions(), credentials) as port,
         connect(f"grpcs://127.0.0.1:{port}", ca_file=pem) as server,
+        connect(f"grpcs://127.0.0.1:{port}", policy=clock.policy()) as other,
     ):
         assert server.hello().model == "fake"
+        with pytest.raises(ServerUnreachable, match="`ca_file`"):
+            other.hello()
+    assert clock.slept == []
 
 
 def test_a_refusal_inside_a_stream_is_read() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +12,9 @@ from tests.support.fake_client import PROFILES, TORCHSERVE, FakeTime, connected
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from tests.support.worker import eventually
 from ts_stateful.client import ConnectionClosed, ServerRefused
+from ts_stateful.client.connection import Connection
+from ts_stateful.client.transports.transport import Events, Transport
+from ts_stateful.protocol.requests import Command, Hello, Prompt
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -69,3 +74,55 @@ def test_a_model_that_does_not_come_back_is_an_error(profile: str) -> None:
         with pytest.raises(ServerRefused, match="Model not found"):
             session.ask("Hello")
     assert len(time.slept) == 6
+
+
+class _Sender(Transport):
+    """A transport that answers each call with its process."""
+
+    max_body_bytes = 1000
+
+    def call(
+        self, command: Command, timeout_s: float, raw: Mapping[str, bytes] | None = None
+    ) -> bytes:
+        """See `Transport`."""
+        return str(os.getpid()).encode()
+
+    def pipeline(self, session_id: str, timeout_s: float) -> None:
+        """See `Transport`."""
+
+    def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
+        """See `Transport`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """See `Transport`."""
+
+
+@pytest.mark.filterwarnings(
+    "ignore:This process:DeprecationWarning"
+)  # of Python 3.12, where other tests left threads
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_connection_is_used_by_one_process(is_used: bool) -> None:
+    """After a fork its sockets are shared, and answers would go to either process; before its first call there are none."""
+    connection = Connection(_Sender())
+    if is_used:
+        connection.call(Hello(), 1.0)
+    if not (child := os.fork()):
+        try:
+            answer = connection.call(Hello(), 1.0)
+            os._exit(0 if answer == str(os.getpid()).encode() else 1)
+        except ConnectionClosed as error:
+            os._exit(2 if "forked" in error.message else 1)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (2 if is_used else 0)
+
+
+def test_a_cancel_does_not_wait_for_streams() -> None:
+    """A connection over HTTP has as many streams as its caller begins, and calls beside them."""
+    fake = FakeSessions(profile="http")
+    fake.fail("prompt", *[Fault(events=1, stalls=True)] * 101)
+    with connected(fake, FakeTime()) as server:
+        streams = [iter(server.open().prompt("Hello")) for _ in range(101)]
+        assert all(next(stream) for stream in streams)
+        assert server.open().cancel(timeout_s=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,8 +15,8 @@ from ts_stateful.client.documents import check_size, encode, is_last, parse, ref
 from ts_stateful.client.images import wire_audio, wire_images
 from ts_stateful.client.transports.sse import EventParser
 from ts_stateful.protocol.answers import TurnAnswer
-from ts_stateful.protocol.errors import QueueFull, SessionNotFound, StatefulError
-from ts_stateful.protocol.requests import Hello, Image, Prompt, parse_request
+from ts_stateful.protocol.errors import InvalidRequest, QueueFull, SessionNotFound, StatefulError
+from ts_stateful.protocol.requests import Hello, Image, Open, Prompt, parse_request
 from ts_stateful.protocol.strict_json import parse_json
 
 
@@ -46,6 +47,22 @@ def test_an_unknown_error_keeps_its_code() -> None:
         parse(b'{"error": {"code": "brand_new", "message": "sorry"}}', TurnAnswer)
 
 
+def test_an_answer_about_another_session_is_none() -> None:
+    """Answers of a connection that others read, too, are not taken for one another."""
+    body = b'{"text": "", "session_id": "b"}'
+    assert parse(body, TurnAnswer, "b").session_id == "b"
+    with pytest.raises(ProtocolError, match="another session than a"):
+        parse(body, TurnAnswer, "a")
+
+
+@pytest.mark.parametrize("value", ["\ud800", object()])
+def test_what_json_cannot_carry_is_an_invalid_request(value: Any) -> None:
+    """The error names the field."""
+    with pytest.raises(InvalidRequest, match="`system` cannot be sent") as caught:
+        encode(Open(system=value))
+    assert caught.value.field == "system"
+
+
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[1]", b"\xff", b"{}", b'{"text": 1}'])
 def test_anything_else_is_no_answer(body: bytes) -> None:
     """A body that is neither an answer nor an error is a protocol error."""
@@ -69,6 +86,10 @@ def test_a_refusal_of_any_program_is_read() -> None:
     assert page.retryable
     assert "busy" in page.message
     assert len(page.message) < 500
+    assert page.retry_after_s is None
+    assert getattr(refusal(503, b"busy", "7"), "retry_after_s", None) == 7
+    date = refusal(503, b"busy", "Wed, 21 Oct 2026 07:28:00 GMT")
+    assert getattr(date, "retry_after_s", 0) is None
     assert "no message" in str(refusal(500, b""))
 
 

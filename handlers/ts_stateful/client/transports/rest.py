@@ -15,8 +15,8 @@ from ts_stateful.client.errors import (
     ClientError,
     DeadlineExceeded,
     ProtocolError,
-    ServerUnreachable,
     StreamStalled,
+    unreachable,
 )
 from ts_stateful.client.transports.sse import documents
 from ts_stateful.client.transports.transport import Events, TransportOptions
@@ -45,6 +45,8 @@ class HttpTransport:
             headers=options.headers,
             verify=address.tls_context(options.ca_file),
             trust_env=address.through_proxy,
+            # Streams hold their connections, and a `cancel` cannot wait for one of them.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
         )
 
     def call(
@@ -59,7 +61,7 @@ class HttpTransport:
             with contextlib.closing(response):
                 body = b"".join(_until(ends_at, response.iter_bytes(), late))
         if not response.is_success:
-            raise refusal(response.status_code, body)
+            raise refusal(response.status_code, body, response.headers.get("Retry-After"))
         return body
 
     def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
@@ -79,7 +81,7 @@ class HttpTransport:
             if not response.is_success:
                 with self._errors(silence):
                     body = response.read()
-                raise refusal(response.status_code, body)
+                raise refusal(response.status_code, body, response.headers.get("Retry-After"))
             with self._errors(silence):
                 chunks = _until(ends_at, response.iter_bytes(), late)
                 yield from documents(response.headers.get("Content-Type", ""), chunks)
@@ -125,7 +127,7 @@ class HttpTransport:
             raise ProtocolError(f"{self._url}: {error}") from None
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
-            raise ServerUnreachable(f"{self._url}: {reason}") from None
+            raise unreachable(f"{self._url}: {reason}") from None
 
 
 def _until(ends_at: float, chunks: Iterable[bytes], late: ClientError) -> Iterator[bytes]:

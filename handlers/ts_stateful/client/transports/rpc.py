@@ -52,7 +52,10 @@ class GrpcTransport:
         self._address = address
         self._credentials: grpc.ChannelCredentials | None = None
         if address.scheme == "grpcs":
-            trusted = Path(options.ca_file).read_bytes() if options.ca_file else None
+            trusted = None
+            if options.ca_file is not None:
+                address.tls_context(options.ca_file)  # refuses a file without certificates
+                trusted = Path(options.ca_file).read_bytes()
             self._credentials = grpc.ssl_channel_credentials(trusted)
         self._profile = options.profile
         self._builder = RequestBuilder(options)

@@ -18,6 +18,7 @@ from ts_stateful.client.errors import (
     ServerRefused,
     ServerUnreachable,
     StreamStalled,
+    unreachable,
 )
 from ts_stateful.client.transports.transport import Events, TransportOptions
 from ts_stateful.pb.inference_pb2 import PredictionResponse, PredictionsRequest
@@ -167,7 +168,7 @@ def error_of(error: grpc.RpcError, num_bytes: int) -> ClientError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded("no answer within the deadline (timeout_s)")
     if code in _BROKEN:
-        return ServerUnreachable(details or code.name)
+        return unreachable(details or code.name)
     reset = code is grpc.StatusCode.INTERNAL and "RST_STREAM" in details
     exhausted = code is grpc.StatusCode.RESOURCE_EXHAUSTED
     if (reset and num_bytes > MAX_BODY_BYTES) or (exhausted and num_bytes > _LARGE_BYTES):

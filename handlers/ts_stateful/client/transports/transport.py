@@ -6,6 +6,7 @@ Errors inside answers are left to the caller.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Command, Prompt
 
 __all__ = ["Events", "Pipeline", "Transport", "TransportOptions"]
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_VALUE = re.compile(r"([!-~]([\t -~]*[!-~])?)?")
 
 Events = Generator[bytes, None, None]
 """The documents of one stream. `close()` gives the stream up, also before its end; it may take a round trip."""
@@ -31,6 +35,13 @@ class TransportOptions:
     max_body_bytes: int = MAX_BODY_BYTES
     ca_file: str | Path | None = None
     profile: Profile | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in {**self.headers, self.session_header: ""}.items():
+            if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+                raise ValueError(  # without the value, which may be a token
+                    f"header {name!r}: a name has letters, digits and -_. and a value (or the token) ASCII on one line"
+                )
 
 
 class Pipeline(Protocol):
