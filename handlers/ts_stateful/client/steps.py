@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from ts_stateful.client.calls import Calls
-from ts_stateful.client.documents import parse, typed
+from ts_stateful.client.documents import encode, parse, typed
 from ts_stateful.client.errors import ClientError
 from ts_stateful.client.transports.transport import Pipeline
 from ts_stateful.protocol.answers import Closed, SessionInfo, StepAnswer, TensorAnswer
-from ts_stateful.protocol.errors import SessionClosed, SessionError, StatefulError
+from ts_stateful.protocol.errors import SessionClosed, SessionError, StatefulError, TurnGap
 from ts_stateful.protocol.requests import Close, Command, Info, InputTensor, Step
 
 __all__ = ["StepReply", "Steps"]
@@ -29,11 +29,15 @@ class _Answers(msgspec.Struct):
 
 
 class StepReply:
-    """The answer to a step: `outputs` by name, `turn` its number, `closed` True if it was the last."""
+    """The answer to a step: `outputs` by name, `turn` its number, `closed` True if it was the last.
+
+    `replayed` is True if the step had been done already, and was sent again.
+    """
 
     def __init__(self, answer: StepAnswer) -> None:
         self.turn = answer.turn
         self.closed = answer.closed
+        self.replayed = answer.replayed
         self.outputs: dict[str, TensorAnswer] = {tensor.name: tensor for tensor in answer.outputs}
 
 
@@ -48,7 +52,9 @@ class Steps:
         self._begun = num_steps > 0  # the server may have the sequence
         self._ended = False
         self._pipeline: Pipeline | None = None
-        self._ready: deque[StepReply] = deque()  # answers to `send` where there is no stream
+        # Answers to `send` where there is no stream.
+        self._ready: deque[StepReply | StatefulError] = deque()
+        self._unanswered: tuple[Step, dict[str, bytes]] | None = None  # the server may have done it
 
     def step(
         self, inputs: Mapping[str, Any], *, end: bool = False, timeout_s: float | None = None
@@ -59,14 +65,18 @@ class Steps:
 
         Raises:
             StatefulError: the server refuses; the sequence is unchanged.
-            ClientError: there was no answer.
+            ClientError: there was no answer. The step counts once if it is repeated with the same inputs. Before another
+                step it is sent again, so that none is lost.
         """
-        command, raw = self._command(inputs, end=end)
+        return self._run(*self._command(inputs, end=end, timeout_s=timeout_s), timeout_s)
+
+    def _run(self, command: Step, raw: dict[str, bytes], timeout_s: float | None) -> StepReply:
         begun, self._begun = self._begun, True
+        self._unanswered = command, raw
         try:
             reply = StepReply(self._calls.call(command, StepAnswer, timeout_s, raw=raw))
         except StatefulError:
-            self._begun = begun
+            self._begun, self._unanswered = begun, None
             raise
         return self._taken(reply)
 
@@ -83,20 +93,27 @@ class Steps:
         its sequence is unchanged.
 
         Raises:
-            ValueError: there are not as many inputs as sequences, or some are bytes.
+            ValueError: there are not as many inputs as sequences, some are bytes, or a sequence is there twice.
             StatefulError: the server refuses the request as a whole.
-            ClientError: there was no answer.
+            ClientError: there was no answer; see `step`.
         """
         pairs = list(zip(sequences, inputs, strict=True))
         if not pairs:
             return []
-        commands = [sequence._command(given, end=False) for sequence, given in pairs]
+        if len({sequence.session_id for sequence in sequences}) < len(pairs):
+            raise ValueError("a sequence takes one step in a request; name each one once")
+        commands = [sequence._command(given, timeout_s=timeout_s) for sequence, given in pairs]
         if any(raw for _, raw in commands):
             raise ValueError("bytes are sent by `step` alone; pass numbers")
-        for sequence in sequences:
-            sequence._begun = True
+        for sequence, command in zip(sequences, commands, strict=True):
+            sequence._begun, sequence._unanswered = True, command
         batch = _StepBatch(requests=tuple(command for command, _ in commands))
-        found = sequences[0]._calls.call(batch, _Answers, timeout_s)
+        try:
+            found = sequences[0]._calls.call(batch, _Answers, timeout_s)
+        except StatefulError:
+            for sequence in sequences:
+                sequence._unanswered = None
+            raise
         return [
             sequence._answered(document)
             for sequence, document in zip(sequences, found.answers, strict=True)
@@ -106,10 +123,12 @@ class Steps:
         try:
             reply = StepReply(typed(document, StepAnswer))
         except StatefulError as error:
+            self._unanswered = None
             return error
         return self._taken(reply)
 
     def _taken(self, reply: StepReply) -> StepReply:
+        self._unanswered = None
         self._num_sent = self._num_done = reply.turn
         self._ended = reply.closed
         return reply
@@ -123,10 +142,16 @@ class Steps:
         if not self._ready and self._pipeline is None:
             timeout_s = self._calls.attempts(None).deadline.remaining_s()
             self._pipeline = self._calls.transport.pipeline(self.session_id, timeout_s)
-        if self._pipeline is None:
-            self._ready.append(self.step(inputs, end=end))
-            return
         command, raw = self._command(inputs, end=end)
+        if self._pipeline is None:
+            if self._ready and isinstance(self._ready[-1], StatefulError):
+                self._ready.append(TurnGap("the server refused the step before this one"))
+                return
+            try:
+                self._ready.append(self._run(command, raw, None))
+            except StatefulError as error:
+                self._ready.append(error)
+            return
         self._pipeline.send(command, raw)
         self._begun = True
         self._num_sent += 1
@@ -139,9 +164,15 @@ class Steps:
             StatefulError: the server refused that step and the steps sent after it. When their answers have been received
                 too, the sequence is unchanged.
             ClientError: the stream broke, or was silent for `timeout_s`.
+            ValueError: there is no such step.
         """
-        if self._pipeline is None:
-            return self._ready.popleft()
+        if self._ready:
+            answer = self._ready.popleft()
+            if isinstance(answer, StatefulError):
+                raise answer
+            return answer
+        if self._pipeline is None or not self._num_missing:
+            raise ValueError("all steps that were sent have been received; `send` the next one")
         timeout_s = self._calls.attempts(timeout_s).deadline.remaining_s()
         body = self._pipeline.receive(timeout_s)
         self._num_missing -= 1
@@ -181,15 +212,24 @@ class Steps:
         with contextlib.suppress(*hidden):
             self.close()
 
-    def _command(self, inputs: Mapping[str, Any], *, end: bool) -> tuple[Step, dict[str, bytes]]:
+    def _command(
+        self, inputs: Mapping[str, Any], *, end: bool = False, timeout_s: float | None = None
+    ) -> tuple[Step, dict[str, bytes]]:
+        """Return the next step, after the answer to another one that has none yet."""
         raw = {name: bytes(data) for name, data in inputs.items() if _is_raw(data)}
+        # Encoded here: the caller may change a list after a failure.
+        tensors = tuple(
+            InputTensor(name=name, data=msgspec.Raw(encode(data, name)))
+            for name, data in inputs.items()
+            if name not in raw
+        )
+        lost = self._unanswered
+        if lost is not None and (tensors, end, raw) != (lost[0].inputs, lost[0].end, lost[1]):
+            with contextlib.suppress(StatefulError):  # then it was not done
+                self._run(*lost, timeout_s)
         command = Step(
             session_id=self.session_id,
-            inputs=tuple(
-                InputTensor(name=name, data=data)
-                for name, data in inputs.items()
-                if name not in raw
-            ),
+            inputs=tensors,
             start=self._num_sent == 0,
             end=end,
             turn=self._num_sent + 1,

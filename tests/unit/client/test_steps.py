@@ -13,7 +13,7 @@ from tests.support.fake_client import FakeTime
 from ts_stateful.client import DeadlineExceeded, ServerUnreachable
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import encode
-from ts_stateful.client.steps import Steps
+from ts_stateful.client.steps import StepReply, Steps
 from ts_stateful.client.transports.transport import Events, Transport
 from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound, StatefulError, TurnGap
 from ts_stateful.protocol.requests import Command, Prompt
@@ -28,6 +28,8 @@ class Line(Transport):
         self.num_steps: int | None = None  # None: there is no sequence
         self.fails: deque[Exception | type[BaseException] | None] = deque()
         self.kinds: list[str] = []
+        self.inputs: list[Any] = []  # of the steps that were done
+        self.has_streams = True
         self._answers: deque[bytes] = deque()
 
     def call(
@@ -53,14 +55,25 @@ class Line(Transport):
                 raise SessionNotFound("no such session")
             self.num_steps = None
             return {"session_id": "s", "closed": True}
-        if request["turn"] != (self.num_steps or 0) + 1:
+        if request["type"] == "batch":
+            return {"answers": [self._answer(step) for step in request["requests"]]}
+        is_replayed = request["turn"] == self.num_steps
+        if not is_replayed and request["turn"] != (self.num_steps or 0) + 1:
             raise TurnGap("that is not the next step")
         self.num_steps = request["turn"]
-        return {"model_name": "m", "session_id": "s", "turn": self.num_steps, "outputs": []}
+        if not is_replayed:
+            self.inputs.append(request["inputs"][0]["data"] if request.get("inputs") else None)
+        return {
+            "model_name": "m",
+            "session_id": request["session_id"],
+            "turn": self.num_steps,
+            "outputs": [],
+            "replayed": is_replayed,
+        }
 
-    def pipeline(self, session_id: str, timeout_s: float) -> Line:
+    def pipeline(self, session_id: str, timeout_s: float) -> Line | None:
         """See `Transport`."""
-        return self
+        return self if self.has_streams else None
 
     def send(self, command: Command, raw: Mapping[str, bytes]) -> None:
         """See `Pipeline`."""
@@ -128,8 +141,60 @@ def test_a_close_that_failed_can_be_repeated(line: Line, steps: Steps) -> None:
     assert line.kinds == ["step", "close", "close"]
 
 
-def test_steps_go_on_after_a_refused_one(line: Line, steps: Steps) -> None:
+@pytest.mark.parametrize("batch", [False, True], ids=["step", "step_all"])
+@pytest.mark.parametrize("lost", [DeadlineExceeded("late"), KeyboardInterrupt])
+def test_a_step_whose_answer_was_lost_counts_once(
+    line: Line, steps: Steps, lost: Exception | type[BaseException], batch: bool
+) -> None:
+    """Sent again it has its answer; before another one it is sent again, also if its list has changed since."""
+
+    def run(inputs: dict[str, Any]) -> StepReply:
+        if not batch:
+            return steps.step(inputs)
+        (reply,) = Steps.step_all([steps], [inputs])
+        assert isinstance(reply, StepReply)
+        return reply
+
+    run({"x": [1]})
+    for is_replayed in (True, False):
+        data = [2]
+        line.fails.append(lost)
+        with pytest.raises((DeadlineExceeded, KeyboardInterrupt)):
+            run({"x": data})
+        data[0] = 2 if is_replayed else 3
+        assert run({"x": data}).replayed == is_replayed
+    assert line.inputs == [[1], [2], [2], [3]]
+
+
+def test_a_refused_step_is_not_sent_again(line: Line, steps: Steps) -> None:
+    """The server has not done it, alone or in a batch."""
+    for run in (steps.step, lambda inputs: Steps.step_all([steps], [inputs])):
+        line.fails.append(InvalidRequest("no"))
+        with pytest.raises(InvalidRequest):
+            run({"x": 1})
+    with pytest.raises(InvalidRequest, match="`x` cannot be sent") as caught:
+        steps.step({"x": object()})
+    assert caught.value.field == "x"
+    steps.step({"x": 2})
+    assert line.inputs == [2]
+
+
+def test_mistakes_of_the_caller_are_refused(line: Line, steps: Steps) -> None:
+    """One request has one step of a sequence, and `receive` comes after `send`."""
+    with pytest.raises(ValueError, match="once"):
+        Steps.step_all([steps, steps], [{}, {}])
+    for line.has_streams in (False, True):
+        steps.send({})
+        steps.receive()
+        with pytest.raises(ValueError, match="`send`"):
+            steps.receive()
+    assert line.kinds == ["step", "step"]
+
+
+@pytest.mark.parametrize("has_streams", [False, True])
+def test_steps_go_on_after_a_refused_one(line: Line, steps: Steps, has_streams: bool) -> None:
     """After all answers the next step has the number of the refused one."""
+    line.has_streams = has_streams
     line.fails.extend([None, InvalidRequest("no such input")])
     for _ in range(3):
         steps.send({})
