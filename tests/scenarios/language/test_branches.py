@@ -131,6 +131,8 @@ def test_a_branch_whose_turn_fails_is_no_session(
 ) -> None:
     """Whether the grammar's thread or the store is faster."""
     turn = harness.submit(branch("Why?", response_format=Regex("(")))
+    harness.work(0)  # the look into the store
+    harness.hear()
     if is_early:
         harness.work(1)
         harness.hear()

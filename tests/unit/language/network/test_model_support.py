@@ -35,6 +35,7 @@ from transformers import (
 from tests.support.tiny import chatml
 from tests.support.tiny.more_text import gpt_oss
 from tests.support.tiny.small import SMALL
+from tests.support.weights import NO_WEIGHTS
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.language.network.load import build_model, load_model
 from ts_stateful.language.network.model_support import (
@@ -60,8 +61,8 @@ def test_a_configuration_is_refused_before_its_weights_are_loaded(
 ) -> None:
     """The folder holds no real weights; the message names the setting and the reason."""
     config.save_pretrained(tmp_path)
-    for name in ("model.safetensors", "tokenizer.json"):
-        (tmp_path / name).write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(NO_WEIGHTS)
+    (tmp_path / "tokenizer.json").write_text("{}")
     settings = HandlerConfig(model=str(tmp_path))
     with pytest.raises(ConfigError) as refused:
         load_model(settings, tmp_path, torch.device("cpu"))
