@@ -96,7 +96,7 @@ def test_web_pages_open_nothing(speaker: Speaker, origin: str, options: dict[str
         ({"type": "fork", "at_turn": -1}, "at_turn"),
         ({"type": "fork", "at_turn": "1"}, "at_turn"),
         ({"type": "fork", "ttl_s": 0}, "ttl_s"),
-        ({"type": "fork", "metadata": {"a": [1]}}, "metadata[...]"),
+        ({"type": "fork", "metadata": {"a": [1]}}, "metadata.a"),
         ({"type": "fork", "to_turn": 1}, "to_turn"),
         ({"type": "fork", "session_id": "x", "new_session_id": "a/../b"}, "new_session_id"),
         ({"type": "fork", "session_id": "x", "new_session_id": 5}, "new_session_id"),
