@@ -53,7 +53,7 @@ REFUSED: dict[str, tuple[Document, str]] = {
     "another sequence": (number(1, session_id="another"), "session_id"),
     "another sequence, as Triton says it": (
         number(1, parameters={"sequence_id": "another"}),
-        "session_id",
+        "parameters.sequence_id",
     ),
 }
 
