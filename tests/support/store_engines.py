@@ -15,12 +15,16 @@ __all__ = ["FailingStore", "ask", "code", "expire"]
 
 
 class FailingStore(MemoryStore):
-    """A store that fails on demand, or whose answers are lost: that of the next write, and those of the calls after it."""
+    """A store that fails on demand, or whose answers are lost: that of the next write, and those of the calls after it.
+
+    It may also fail after `num_left` more calls, None: never; a write counts before and after it was done.
+    """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(clock)
         self.fails = False
         self.num_lost = 0
+        self.num_left: int | None = None
         self._is_losing = False
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
@@ -47,8 +51,10 @@ class FailingStore(MemoryStore):
             self.num_lost -= 1
             self._is_losing = self.num_lost > 0
             raise StoreUnavailable("the store did not answer", "wait")
-        if self.fails:
+        if self.fails or self.num_left == 0:
             raise StoreUnavailable("the store failed", "wait")
+        if self.num_left is not None:
+            self.num_left -= 1
 
 
 def ask(text: str = "Hello", **fields: Any) -> Prompt:

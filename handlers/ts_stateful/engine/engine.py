@@ -170,7 +170,7 @@ class SessionEngine(Generic[StateT]):
             else:
                 self._refuse(message, _reason(request, error))
         except TurnGap as error:
-            if not self._look_after(request):
+            if not self._look_after(request, has_gap=True):
                 self._refuse(message, error)
         except StatefulError as error:
             if not (isinstance(error, TooManySessions) and self._backlog.add(request, error)):
@@ -195,7 +195,7 @@ class SessionEngine(Generic[StateT]):
             if session_id in self._waiting:
                 self._waiting.add(session_id, request)
                 return True
-            if session_id == message.command.session_id and self._reads_old(session_id, request):
+            if session_id == message.command.session_id and self._look_after(request):
                 return True
             if session_id in request.missing:
                 return False
@@ -205,29 +205,26 @@ class SessionEngine(Generic[StateT]):
                 return True
         return False
 
-    def _reads_old(self, session_id: str, request: PendingRequest) -> bool:
-        """Look into the store if a request reads a session that may be old here."""
-        session = self._idle_session(session_id)
-        reads = session is not None and self.kind.reads(request.message, session)
-        return reads and self._look_after(request)
+    def _look_after(self, request: PendingRequest, *, has_gap: bool = False) -> bool:
+        """Look once in the store if an idle session that is read, or has a gap, went on or ended elsewhere.
 
-    def _look_after(self, request: PendingRequest) -> bool:
-        """Look once in the store if an idle session went on or ended elsewhere; the request waits meanwhile.
-
-        Return False if there is nothing to look for.
+        The request waits meanwhile. Return False if there is nothing to look for.
         """
-        session = self._idle_session(request.message.command.session_id)
-        if self._store is None or session is None or request.has_looked:
+        message, store = request.message, self._store
+        if store is None or request.has_looked:
+            return False
+        session = self._idle_session(message.command.session_id)
+        if session is None or not (has_gap or self.kind.reads(message, session)):
             return False
         job = self.kind.look_after(session)
         if job is None:
             return False
         request.has_looked = True
         self._waiting.add(session.session_id, request)
-        blocked = request.message.session_ids
+        blocked = message.session_ids
         for session_id in blocked:  # requests for a fork come after it
             self._waiting.block(session_id)
-        self._store.run(job, partial(self._looked, session, blocked))
+        store.run(job, partial(self._looked, session, blocked))
         return True
 
     def _idle_session(self, session_id: str | None) -> Session[StateT] | None:

@@ -3,47 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import pytest
 
 from tests.support.harness import Harness
-from tests.support.store_engines import code
+from tests.support.store_engines import FailingStore, code
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.chat import AnyRequest, Chat, Discard, Respond, Said
 from ts_stateful.protocol.requests import Fork, Info, Prompt
-from ts_stateful.store.backends.memory import MemoryStore
-from ts_stateful.store.base import StoreUnavailable
 
 TURNS = 3
-
-
-class StoppingStore(MemoryStore):
-    """A store that answers `num_left` calls; None: all."""
-
-    num_left: int | None = None
-
-    def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
-        self._count()
-        return super().create(key, data, ttl_s)
-
-    def get(self, key: str) -> bytes | None:
-        self._count()
-        return super().get(key)
-
-    def list(self, prefix: str) -> Sequence[str]:
-        self._count()
-        return super().list(prefix)
-
-    def delete(self, prefix: str) -> None:
-        self._count()
-        super().delete(prefix)
-
-    def _count(self) -> None:
-        if self.num_left == 0:
-            raise StoreUnavailable("the store did not answer", "wait")
-        if self.num_left is not None:
-            self.num_left -= 1
 
 
 def say(*texts: str) -> tuple[Said, ...]:
@@ -51,7 +20,7 @@ def say(*texts: str) -> tuple[Said, ...]:
     return tuple(Said(role, (text,)) for role, text in zip(roles, texts, strict=False))
 
 
-def begun(model: Model, store: StoppingStore) -> Harness:
+def begun(model: Model, store: FailingStore) -> Harness:
     """Return an engine with a session of three responses."""
     harness = Harness(model, store=store)
     for after in range(TURNS):
@@ -84,7 +53,7 @@ def test_a_change_counts_as_a_whole(
     """A fork without its last turns, or a session that went back for a turn that failed, would be data that is lost."""
     session_id = "s" if before else "new"
     for num_calls in itertools.count():
-        store = StoppingStore()
+        store = FailingStore()
         first = begun(model, store)
         store.num_left = num_calls
         answer = first.ask(change, request_id="change", creates_session=not before)
