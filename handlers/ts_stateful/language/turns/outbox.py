@@ -116,9 +116,11 @@ class TurnOutbox(Outbox):
                 piece = piece.joined(parser.finish())
             if parser.settled == settled:  # as within a call: no text before has come to be shown
                 settled = after
+        if not of.logprobs:
+            return piece, None
         known = tokens_within(of.logprobs, after, before, settled)
         new = tokens_within(of.logprobs, upto, shown, settled) - known
-        return piece, self._token_bytes.logprobs(of.logprobs, new) if of.logprobs else None
+        return piece, self._token_bytes.logprobs(of.logprobs, new)
 
     def ack(self, sequence: Sequence) -> None:
         """Report all ids so far: a client is about to see their text, so a new engine must not choose others."""
