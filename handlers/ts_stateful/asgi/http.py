@@ -28,7 +28,6 @@ from ts_stateful.frontend.intake import MAX_HELLO_BYTES, Arrival
 from ts_stateful.frontend.pending_response import Response
 from ts_stateful.principals.authenticator import Call
 from ts_stateful.protocol.answers import encode
-from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
 
 __all__ = ["OpenAiRoot", "Predictions", "WrongMethod", "joined_lists", "refuse_other_paths"]
@@ -156,8 +155,7 @@ class Predictions:
                 task.cancel()
             outcome, _ = await asyncio.gather(writer, watcher, return_exceptions=True)
         if isinstance(outcome, Exception):
-            assert arrival.known is not None
-            defect(outcome, f"the answer to request {arrival.known.request_id}")
+            raise outcome
 
     async def _write(self, responses: AsyncGenerator[Response, None], send: Send) -> None:
         """Write an answer; a client that does not read it for too long counts as disconnected: the task is cancelled.

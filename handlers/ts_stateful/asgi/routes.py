@@ -24,6 +24,7 @@ from ts_stateful.asgi.websocket import Sessions
 from ts_stateful.frontend.dialects.served_model import UnknownPath
 from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.pending_response import IGNORED
+from ts_stateful.protocol.defects import defect
 
 __all__ = ["make_app", "make_management_app", "make_metrics_app"]
 
@@ -84,7 +85,10 @@ def make_metrics_app(registry: CollectorRegistry) -> Starlette:
 
 
 class _Correlated:
-    """A layer that gives each answer the names of its request, which it puts into the scope as `correlation`."""
+    """A layer that gives each answer the names of its request, which it puts into the scope as `correlation`.
+
+    A request whose application raises is `internal`: the server below would log the exception's text.
+    """
 
     def __init__(self, app: ASGIApp, *, names_requests: bool = True) -> None:
         self._app = app
@@ -94,12 +98,24 @@ class _Correlated:
         known = scope["correlation"] = Correlation.of(Headers(raw=scope.get("headers", [])).items())
         pairs = known.pairs() if self._names_requests else known.pairs()[1:]
 
+        has_begun = False
+
         async def send_named(message: Message) -> None:
+            nonlocal has_begun
             if message["type"].endswith("http.response.start"):  # also that of a WebSocket
+                has_begun = True
                 message["headers"] = [*message["headers"], *pairs]
             await send(message)
 
-        await self._app(scope, receive, send_named)
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception as error:
+            if scope["type"] != "http":
+                raise
+            failure = defect(error, f"the answer to request {known.request_id}")
+            if not has_begun:
+                answer = JSONResponse(failure.to_body(), failure.status)
+                await answer(scope, receive, send_named)
 
 
 async def _refuse_socket(socket: WebSocket) -> None:

@@ -93,6 +93,27 @@ def test_every_answer_has_the_names_of_its_request(method: str, path: str, statu
     }
 
 
+def test_a_defect_is_an_error_of_the_protocol(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the names of its request; the log has the place, and no text, which may quote a prompt."""
+
+    prompt = "Is it red?"
+
+    def fail() -> None:
+        raise RuntimeError(prompt)
+
+    front = FakeFront()
+    monkeypatch.setattr(front, "check_room", fail)
+    answer = client_of(front).post("/predictions/chat", json={}, headers={"x-request-id": "mine"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (500, "internal")
+    assert answer.headers.get_list("x-request-id") == ["mine"]
+    assert "in fail" in caplog.text
+    assert "RuntimeError" in caplog.text
+    assert prompt not in caplog.text + error["message"]
+
+
 @pytest.mark.parametrize("path", ["/v1/nope", "/predictions/chat"])
 def test_a_socket_at_another_path_is_an_unknown_url(path: str) -> None:
     """As for a request; a bare refusal would look like one of rights."""
