@@ -134,7 +134,8 @@ def _elements(tensor: Input, length: int, random: torch.Generator) -> Elements:
     shape = tuple(length if size < 0 else size for size in tensor.shape)
     dtype = torch_dtype(tensor.datatype)
     if dtype.is_floating_point:
-        made = torch.randn(shape, generator=random).to(dtype)
+        # Above 0 and at most 1: in the range of most that is measured, also of what has a logarithm.
+        made = (1 - torch.rand(shape, generator=random)).to(dtype)
     else:  # 0 and 1 are in the range of most that is counted
         made = torch.randint(0, 2, shape, generator=random).to(dtype)
     return Elements(made.numpy().tobytes(), shape)

@@ -206,6 +206,16 @@ def test_results_may_lie_in_memory_of_the_model(tmp_path: Path) -> None:
         proved(Buffered(mean=True), tmp_path)
 
 
+def test_inputs_are_above_zero(tmp_path: Path) -> None:
+    """As most that is measured: a model may take their logarithm, and refuse what has none."""
+
+    def run(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        assert (x > 0).all()
+        return h + x.log(), h + x.log()
+
+    proved(run, tmp_path)
+
+
 @pytest.mark.parametrize("fixed", [False, True])
 def test_a_program_of_one_row_is_called_with_one(fixed: bool, tmp_path: Path) -> None:
     """No pass has more rows than `maxRows`, here neither."""
