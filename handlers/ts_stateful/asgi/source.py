@@ -74,7 +74,7 @@ def open_source(
         return _archive(_unpacked(path, folder), name, config)
     if (path / _MANIFEST).is_file():
         return _archive(path.resolve(), name, config)
-    if path.is_dir():
+    if given and path.is_dir():  # not the working directory for an unset variable
         return _folder(path.resolve(), name or unnamed, config)
     model = find_given_model(given)
     document = edited(_document(config or model.config), model=model.setting)

@@ -96,6 +96,7 @@ def test_a_class_is_served_from_its_file(tmp_path: Path) -> None:
     [
         ("missing.mar", "no such file or folder"),
         ("owner/a/b", "no such file or folder"),
+        ("", "'': no such file or folder"),
         ("{folder}/text", "cannot be unpacked"),
         ("{folder}/sum.py", "names no class: write .*/sum.py:Class"),
         ("{folder}/other.zip", "not an archive of torch-model-archiver"),
