@@ -264,7 +264,7 @@ def build_model(
         encoder=encoder,
         context_tokens=window.num_tokens,
         eos_ids=frozenset(eos_ids),
-        penalties=Penalties(network.generation_config, eos_ids, name),
+        penalties=Penalties(network.generation_config, eos_ids, forward.vocab_size, name),
         token_bytes=TokenBytes(tokenizer.backend_tokenizer),
         forward=forward,
         fingerprint=fingerprint(network, tokenizer, owner, kinds, image_tiling),

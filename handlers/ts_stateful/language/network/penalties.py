@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,9 @@ from transformers import (
     SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
+from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 
+from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.row_penalties import (
     NO_PENALTIES,
@@ -48,6 +51,12 @@ _IGNORED: dict[str, tuple[object, ...]] = {
     "watermarking_config": (),
     "penalty_alpha": (0,),
     "dola_layers": (),
+    "force_words_ids": (),
+    "constraints": (),
+    "token_healing": (False,),
+    "stop_strings": ([], ""),
+    "max_time": (),
+    "cache_implementation": tuple({*ALL_CACHE_IMPLEMENTATIONS} - {"quantized"}),
 }
 
 
@@ -59,11 +68,25 @@ class Penalties:
     give. What requests can ask for is applied to all rows at once.
     """
 
-    def __init__(self, settings: GenerationConfig, eos_ids: Sequence[int], name: str) -> None:
-        bias = settings.sequence_bias
-        self._first = [] if bias is None else [SequenceBiasLogitsProcessor(bias)]
-        self._last = _followed(settings, eos_ids)
-        self._repetition = float(settings.repetition_penalty or 1.0)
+    def __init__(
+        self, settings: GenerationConfig, eos_ids: Sequence[int], vocab_size: int, name: str
+    ) -> None:
+        """Read the settings of a model with so many logits.
+
+        Raises:
+            ConfigError: `generate` would refuse one of them.
+        """
+        bias, repetition = settings.sequence_bias, settings.repetition_penalty
+        self._repetition = 1.0 if repetition is None else float(repetition)
+        try:
+            if self._repetition <= 0:
+                raise ValueError(f"repetition_penalty has to be above 0, not {repetition}")
+            self._first = [] if bias is None else [SequenceBiasLogitsProcessor(bias)]
+            self._last = _followed(settings, eos_ids)
+            tried = copy.deepcopy([*self._first, *self._last])  # they keep the device of a call
+            _processed(tried, torch.zeros(1, vocab_size), [[0]])
+        except ValueError as error:  # also of a token that the model does not have
+            raise ConfigError(f"{name}: generation_config.json: {error}") from None
         for key, neutral in _IGNORED.items():
             value = getattr(settings, key, None)
             if value is not None and value not in neutral:
