@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import shutil
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from PIL import Image
 
 from tests.e2e.server import ROOT, START_TIMEOUT_S, WINDOW, endless_model, log_path
 from tests.e2e.web_page import SCENE, WebPage, chat_page, launch_options, opened
+from tests.support.fake_servers import grpc_server
+from tests.support.fake_sessions import FakeSessions
 from tests.support.ports import free_ports
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 
@@ -62,6 +65,11 @@ _TEXTS = """() => {
     box.dispatchEvent(event);
     return event.defaultPrevented;
   });
+}"""
+_HEARD = """() => {
+  window.heard = [];
+  const region = document.querySelector("body > [role=status]");
+  new MutationObserver(() => heard.push(region.textContent)).observe(region, { childList: true });
 }"""
 _CASES = {"How many shapes are there?": "three", "What color is the circle?": "red"}
 
@@ -343,6 +351,31 @@ def test_escape_stops_a_reply(browser: Browser, served: Served) -> None:
         tab.pane(1).get_by_role("button", name="Stop").wait_for()
         tab.page.get_by_label("URL of a file").press("Escape")
         tab.turns(1).nth(1).wait_for()
+
+
+def test_odd_replies_are_read_and_heard(browser: Browser) -> None:
+    """A wide table scrolls by itself, and a screen reader gets each reply once."""
+    wide = "| long words " * 30 + "|\n" + "|---" * 30 + "|"
+    fake = FakeSessions(texts=deque(["one two", f"{wide}\n\nend"]))
+    with (
+        grpc_server(fake) as port,
+        chat_page(f"grpc://127.0.0.1:{port}", name="web-odd") as url,
+        opened(browser, url) as tab,
+    ):
+        tab.page.evaluate(_HEARD)
+        for question in ("a", "b"):
+            tab.ask(question)
+            tab.page.wait_for_function("number => heard.length == number", arg=len(tab.replies()))
+        first, second = tab.page.evaluate("heard")
+        assert first == "one two"
+        assert second.endswith("end")
+        tab.page.set_viewport_size({"width": 360, "height": 740})
+        cell = tab.page.locator("th").first.bounding_box()
+        table = tab.page.locator(".reply table").bounding_box()
+        assert cell is not None
+        assert table is not None
+        assert cell["width"] > 40
+        assert table["width"] < 360
 
 
 def test_a_restart_is_a_pause(tab: WebPage, served: Served) -> None:

@@ -26,6 +26,7 @@ from ts_stateful.cli.parser import build_parser
 from ts_stateful.cli.plan import plan
 from ts_stateful.cli.terminal import Terminal, replace_closed_streams
 from ts_stateful.cli.variables import misspelled
+from ts_stateful.cli.web.saved import key_prefix
 from ts_stateful.client import (
     MAX_BODY_BYTES,
     ClientError,
@@ -42,6 +43,7 @@ from ts_stateful.config.sizes import ModelUnknown
 from ts_stateful.packing import PackingFailed
 from ts_stateful.plan import PlanRefused
 from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.serving.ports import Ports
 
 __all__ = ["main"]
 
@@ -166,6 +168,8 @@ def _chat_options(options: argparse.Namespace, session: Session | None) -> ChatO
 
 
 def _page(options: argparse.Namespace) -> int:
+    if Ports(options.web_port).taken():
+        return _fail(f"127.0.0.1:{options.web_port} is in use; name another --web-port")
     try:
         from ts_stateful.cli.web.run import serve_page  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
@@ -174,7 +178,8 @@ def _page(options: argparse.Namespace) -> int:
     with _connect(options, patient) as server, _connect(options, _IMPATIENT) as probe:
         session = probe.attach(options.session) if options.session else None
         given = _chat_options(options, session)
-        return serve_page(server, probe, given, options.url, options.web_port)
+        keys = key_prefix(options.url, options.model, options.header, options.token)
+        return serve_page(server, probe, given, options.url, options.web_port, keys)
 
 
 def _prompt(server: Server, options: argparse.Namespace) -> int:

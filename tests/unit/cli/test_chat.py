@@ -285,6 +285,10 @@ def test_blocks_of_markdown(text: str, end: int) -> None:
         ("roses\r\nviolets", ["roses", "violets"]),
         ("a ![b](http://c.d/) e", ["a !b (http://c.d/) e"]),
         ("[a][1]\n\n[1]: http://c.d/\n", ["[a][1]", "[1]: http://c.d/"]),
+        (
+            "so \\(a_1\\)\n\\[\na \\\\\n+ b\n\\]",
+            ["so \\(a_1\\)", " \\[", " a \\\\", " + b", " \\]"],
+        ),
     ],
 )
 def test_a_reply_is_shown_whole(text: str, lines: list[str]) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 from typing import TextIO
 
-from markdown_it import MarkdownIt
 from rich.console import Console
 from rich.live import Live
 from rich.markdown import Markdown
 
+from ts_stateful.cli.chat.reply_parser import reply_parser
 from ts_stateful.cli.terminal import harmless
 
 __all__ = ["MarkdownReply", "end_of_block"]
 
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})(.*)")
-# Tags are text. Pictures and references are shown with their addresses, as they were written.
-_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
-_MARKDOWN.disable(["image", "reference"])
+_MARKDOWN = reply_parser().disable("reference")  # it is shown with its address, as it was written
 
 
 class MarkdownReply:

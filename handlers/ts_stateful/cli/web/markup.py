@@ -157,7 +157,7 @@ def live_html(conversation: Conversation, problem: str | None) -> str:
         )
         return (
             f'<article class="turn live" aria-label="Turn in progress">{_prompt(live.prompt, live.files)}'
-            f'<div class="reply" aria-live="polite">{reply_html(live.text)}{state}</div></article>'
+            f'<div class="reply">{reply_html(live.text)}{state}</div></article>'
         )
     error = "" if conversation.error is None else error_html(conversation.error)
     ended = _ENDED.get(conversation.state)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
+from ts_stateful.cli.chat.reply_parser import reply_parser
+
 __all__ = ["reply_html"]
+
+_DIRECTED = {"ul", "ol", "blockquote", "table"}
 
 
 def _link_open(
@@ -21,16 +24,15 @@ def _link_open(
     return self.renderToken(tokens, index, options, env)
 
 
-def _markdown() -> MarkdownIt:
-    markdown = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table")
-    markdown.disable("image")  # the browser would fetch it
-    markdown.add_render_rule("link_open", _link_open)
-    return markdown
-
-
-_MARKDOWN = _markdown()
+_MARKDOWN = reply_parser()
+_MARKDOWN.options["breaks"] = True
+_MARKDOWN.add_render_rule("link_open", _link_open)
 
 
 def reply_html(text: str) -> str:
-    """Render Markdown; HTML in it is shown as text."""
-    return str(_MARKDOWN.render(text))
+    """Render Markdown; HTML in it is shown as text, and each list, quotation and table has the direction of its text."""
+    tokens = _MARKDOWN.parse(text)
+    for token in tokens:
+        if token.tag in _DIRECTED and token.nesting == 1:
+            token.attrSet("dir", "auto")
+    return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))

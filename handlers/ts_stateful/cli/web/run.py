@@ -58,15 +58,20 @@ class _GuardedAnswers:
         await self._app(scope, receive, guarded)
 
 
-def serve_page(server: Server, probe: Server, options: ChatOptions, url: str, port: int) -> int:
-    """Serve the page on loopback until interrupted; return the exit status. `probe` is a connection without retries."""
+def serve_page(
+    server: Server, probe: Server, options: ChatOptions, url: str, port: int, prefix: str
+) -> int:
+    """Serve the page on loopback until interrupted; return the exit status.
+
+    `probe` is a connection without retries, `prefix` that of the browser's keys.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the folder of uploads is removed
     logging.getLogger("uvicorn.error").addFilter(_concerns_a_page)
     watch = ServerWatch(probe)
     with tempfile.TemporaryDirectory(prefix="ts-stateful-chat-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
         tabs = BrowserTabs(server, watch, options, Path(folder))
-        blocks = ChatPage(tabs, PageView(watch, url), options).build(f"ts-stateful:{url} ")
+        blocks = ChatPage(tabs, PageView(watch, url), options).build(prefix)
         watch.start()
         try:
             _launch(blocks, options, port)
@@ -88,24 +93,21 @@ def _concerns_a_page(record: logging.LogRecord) -> bool:
 
 def _launch(blocks: gr.Blocks, options: ChatOptions, port: int) -> None:
     given = [str(Path(name).resolve()) for name in (*options.images, *options.audio)]
-    try:
-        blocks.launch(
-            server_name=_HOST,
-            server_port=port,
-            share=False,
-            inbrowser=False,
-            quiet=True,
-            prevent_thread_lock=True,
-            footer_links=[],
-            run_history=False,
-            ssr_mode=False,
-            enable_monitoring=False,
-            max_file_size=_MAX_UPLOAD_BYTES,
-            allowed_paths=given,
-            theme=theme(),
-            css=style(),
-            head=head_script(),
-            app_kwargs={"middleware": [Middleware(_GuardedAnswers), _KNOWN_HOSTS]},
-        )
-    except OSError as error:
-        raise OSError(f"{_HOST}:{port} is in use; name another --web-port") from error
+    blocks.launch(
+        server_name=_HOST,
+        server_port=port,
+        share=False,
+        inbrowser=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        footer_links=[],
+        run_history=False,
+        ssr_mode=False,
+        enable_monitoring=False,
+        max_file_size=_MAX_UPLOAD_BYTES,
+        allowed_paths=given,
+        theme=theme(),
+        css=style(),
+        head=head_script(),
+        app_kwargs={"middleware": [Middleware(_GuardedAnswers), _KNOWN_HOSTS]},
+    )

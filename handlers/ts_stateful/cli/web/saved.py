@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from base64 import urlsafe_b64decode
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -10,7 +13,15 @@ from msgspec import Struct
 
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired
 
-__all__ = ["SavedSession", "SavedTurn", "SessionState", "is_clip", "parse_saved", "state_after"]
+__all__ = [
+    "SavedSession",
+    "SavedTurn",
+    "SessionState",
+    "is_clip",
+    "key_prefix",
+    "parse_saved",
+    "state_after",
+]
 
 SessionState = Literal["open", "expired", "closed", "unknown"]
 _TITLE_CHARS = 60
@@ -71,3 +82,19 @@ def state_after(error: SessionError) -> SessionState | None:
     if isinstance(error, SessionClosed):
         return "closed"
     return "unknown" if error.status == 404 else None
+
+
+def key_prefix(url: str, model: str, headers: Iterable[tuple[str, str]], token: str | None) -> str:
+    """Return the beginning of a browser's keys: sessions of another model or caller at the URL have others."""
+    callers = [(name.lower(), _subject(value) or value) for name, value in headers]
+    facts = json.dumps([model, sorted(callers), _subject(token or "")])
+    return f"ts-stateful:{url} {hashlib.sha256(facts.encode()).hexdigest()[:16]} "
+
+
+def _subject(token: str) -> str | None:
+    """Return the subject of a signed token, which stays when it is renewed; None for any other text."""
+    try:
+        claims = json.loads(urlsafe_b64decode(token.split(".")[1] + "=="))
+        return f"{claims['sub']} {claims['iss']}"
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None

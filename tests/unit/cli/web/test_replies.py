@@ -38,3 +38,28 @@ def test_a_link_opens_apart() -> None:
     html = reply_html("[a](http://example.com/)")
     assert 'title="http://example.com/"' in html
     assert 'rel="noopener noreferrer"' in html
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        (r"\(x_1 \{a\} * b * c\)", r"<p><code>\(x_1 \{a\} * b * c\)</code></p>"),
+        (r"$\{a\}$ is $$a \\ b$$.", r"<p><code>$\{a\}$</code> is <code>$$a \\ b$$</code>.</p>"),
+        (
+            "so\n\\[\na \\\\\n+ b\n\\]\n",
+            "<p>so</p>\n<pre><code>\\[\na \\\\\n+ b\n\\]\n</code></pre>",
+        ),
+        ("$5 and $6, $5-$6, \\$x", "<p>$5 and $6, $5-$6, $x</p>"),
+        (r"`\(` and \(", r"<p><code>\(</code> and (</p>"),
+    ],
+)
+def test_formulas_are_shown_as_written(text: str, html: str) -> None:
+    """Markdown would take their backslashes for its own, and their marks for lists and emphasis."""
+    assert reply_html(text).strip() == html
+
+
+def test_text_from_right_to_left_has_its_bullets_there() -> None:
+    """So does a deep list, whose text is shown."""
+    html = reply_html("- \u05d0\n\n> \u05d0\n\n| \u05d0 |\n|---|\n" + "- " * 30 + "deep")
+    for tag in ("<ul dir=", "<blockquote dir=", "<table dir=", "deep"):
+        assert tag in html

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
+
 import msgspec
 import pytest
 
-from ts_stateful.cli.web.saved import SavedSession, SavedTurn, is_clip, parse_saved, state_after
+from ts_stateful.cli.web.saved import (
+    SavedSession,
+    SavedTurn,
+    is_clip,
+    key_prefix,
+    parse_saved,
+    state_after,
+)
 from ts_stateful.protocol.errors import (
     QueueFull,
     SessionClosed,
@@ -54,3 +64,28 @@ def test_clips_are_known_by_name() -> None:
     """WAV and FLAC are clips, as files, URLs and data; anything else is a picture."""
     assert all(map(is_clip, ("a.WAV", "https://example.com/a.flac", "data:audio/wav;base64,AA")))
     assert not any(map(is_clip, ("a.png", "data:image/png;base64,AA", "wav")))
+
+
+def token_of(**claims: object) -> str:
+    """Return a token with these claims, whose signature nobody checks here."""
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"e30.{body}.x"
+
+
+def test_sessions_of_other_models_and_callers_have_other_keys() -> None:
+    """A token that was renewed is the same caller's; a key of TorchServe names none."""
+    alice = token_of(sub="alice", iss="i", exp=1)
+    prefixes = [
+        key_prefix("grpc://a", "chat", [], None),
+        key_prefix("grpc://b", "chat", [], None),
+        key_prefix("grpc://a", "other", [], None),
+        key_prefix("grpc://a", "chat", [("X-Principal", "alice")], None),
+        key_prefix("grpc://a", "chat", [("X-Principal", "bob")], None),
+        key_prefix("grpc://a", "chat", [], alice),
+        key_prefix("grpc://a", "chat", [], token_of(sub="bob", iss="i", exp=1)),
+    ]
+    assert len({*prefixes}) == len(prefixes)
+    assert "alice" not in "".join(prefixes)
+    assert key_prefix("grpc://a", "chat", [], token_of(sub="alice", iss="i", exp=2)) == prefixes[5]
+    for key in ("torchserve-key", "a.b.c", token_of(iss="i"), "e30.WzFd.x"):
+        assert key_prefix("grpc://a", "chat", [], key) == prefixes[0]

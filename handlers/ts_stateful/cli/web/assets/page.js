@@ -2,6 +2,7 @@
 const chatPage = (() => {
   const SESSIONS = "ts-stateful:";
   const THEME = "ts-stateful:theme";
+  const SETTLED_MS = 100; // until all parts of an update are shown
 
   function applyTheme() {
     const chosen = localStorage.getItem(THEME);
@@ -158,13 +159,25 @@ const chatPage = (() => {
 
   // Panes without a state are not shown; one that is live has a reply in progress.
   function states(props, watch) {
+    document.body.append(spoken);
     watch("value", () => {
       const all = JSON.parse(newest(props.name, props.value));
       document.querySelectorAll(".pane").forEach((pane, number) => {
+        const hasEnded = pane.dataset.state === "live" && all[number] === "still";
         if (number < all.length) pane.dataset.state = all[number];
         else delete pane.dataset.state;
+        if (hasEnded) setTimeout(() => speak(pane), SETTLED_MS);
       });
     });
+  }
+
+  // Screen readers read each reply once, at its end: of one that grows they would read each paragraph with each token.
+  const spoken = document.createElement("div");
+  spoken.setAttribute("role", "status");
+  spoken.style = "position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%)";
+
+  function speak(pane) {
+    spoken.textContent = [...pane.querySelectorAll(".turns .reply")].at(-1)?.innerText ?? "";
   }
 
   // A pane stays at its end while a reply comes, unless its reader has scrolled up. On a phone the whole page scrolls.
