@@ -26,6 +26,8 @@ _PLAIN: Final[dict[str, tuple[Any, ...]]] = {
         ("layer_replication", "target_parameters", "trainable_token_indices"), (None, [])
     ),
     "alora_invocation_tokens": (None, []),
+    # With others, as PiSSA's, `peft` also changes the model's own weights.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
 }
 
 

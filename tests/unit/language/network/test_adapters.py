@@ -49,6 +49,7 @@ def test_the_scale_is_that_of_peft(config: dict[str, Any], scale: float, tmp_pat
     ("config", "reason"),
     [
         ({"use_dora": True}, "`use_dora` True is not supported"),
+        ({"init_lora_weights": "pissa_niter_4"}, "`init_lora_weights` 'pissa_niter_4' is not"),
         ({"peft_type": "IA3"}, "`peft_type` 'IA3' is not supported"),
         ({"bias": "all"}, "`bias` 'all' is not supported"),
         ({"modules_to_save": ["lm_head"]}, "`modules_to_save` ['lm_head'] is not supported"),
