@@ -162,8 +162,8 @@ class SessionEngine(Generic[StateT]):
         try:
             if not self._backlog.join(request) and not self._has_to_wait(request):
                 self.kind.admit(request)
-        except (SessionNotFound, SessionExpired) as error:
-            # A session that was idle here may have been in use elsewhere.
+        except (SessionNotFound, SessionExpired, SessionClosed) as error:
+            # A session that was idle here may have been in use elsewhere, and the id of a closed one may be in use again.
             session_id = message.command.session_id
             if session_id is not None and self._can_search(session_id, request):
                 self._search(session_id, request)
@@ -289,5 +289,5 @@ def _reason(request: PendingRequest, error: StatefulError) -> StatefulError:
     missing = request.missing.get(request.message.command.session_id or "")
     if missing is None or missing.error is None:
         return error
-    never_written = isinstance(missing.error, SessionNotFound) and isinstance(error, SessionExpired)
-    return error if never_written else missing.error
+    ended_here = not isinstance(error, SessionNotFound)
+    return error if ended_here and isinstance(missing.error, SessionNotFound) else missing.error

@@ -7,7 +7,12 @@ from typing import NamedTuple
 from lru import LRU
 
 from ts_stateful.clock import Clock
-from ts_stateful.protocol.errors import SessionError, SessionExpired, SessionNotFound
+from ts_stateful.protocol.errors import (
+    SessionClosed,
+    SessionError,
+    SessionExpired,
+    SessionNotFound,
+)
 
 __all__ = ["EndedSessions"]
 
@@ -18,6 +23,7 @@ _REMEMBER_COUNT = 100_000  # the oldest are forgotten first
 class _Ended(NamedTuple):
     at: float
     error: type[SessionError]
+    origin: str
 
 
 class EndedSessions:
@@ -30,9 +36,15 @@ class EndedSessions:
     def __contains__(self, session_id: object) -> bool:
         return session_id in self._ended
 
-    def add(self, session_id: str, error: type[SessionError]) -> None:
-        """Remember that a session ended; requests for it fail with `error`."""
-        self._ended[session_id] = _Ended(self._clock.monotonic(), error)
+    def add(self, session_id: str, error: type[SessionError], origin: str = "") -> None:
+        """Remember that a session ended, which the request `origin` opened; requests for it fail with `error`."""
+        self._ended[session_id] = _Ended(self._clock.monotonic(), error, origin)
+
+    def check_open(self, session_id: str, origin: str) -> None:
+        """Raise `SessionClosed` if this very session was closed here: a store may have failed to remove it."""
+        ended = self._ended.get(session_id)
+        if ended is not None and ended.error is SessionClosed and origin and ended.origin == origin:
+            raise self.error(session_id)
 
     def forget(self, session_id: str) -> None:
         """Forget an id that is in use again."""

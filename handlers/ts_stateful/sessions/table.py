@@ -110,9 +110,10 @@ class SessionTable(Generic[StateT]):
         Its idle time goes on, unless it was `in_use` when its engine died.
 
         Raises:
-            SessionExpired: its time is up.
+            SessionClosed, SessionExpired: it was closed here, or its time is up.
             QuotaExceeded, TooManySessions: there is no place, and none of its owner's sessions can be parked.
         """
+        self._ended.check_open(session.session_id, session.origin)
         session.idle_s = self.limits.idle_s
         if in_use:
             session.last_used = self._clock.monotonic()
@@ -275,7 +276,7 @@ class SessionTable(Generic[StateT]):
         self._shared.keep(session.state.shared)
         session.state.release()
         self._remove(session)
-        self._ended.add(session.session_id, error)
+        self._ended.add(session.session_id, error, session.origin)
         if error is SessionExpired:
             self._expired.append(session)
             self.counts.expired += 1

@@ -76,6 +76,33 @@ def test_reads_show_what_was_done_elsewhere(first: Harness, second: Harness) -> 
     assert first.ask(Info(session_id="s"))["turns"] == 0
 
 
+def test_the_id_of_a_closed_session_is_used_again_elsewhere(
+    first: Harness, second: Harness
+) -> None:
+    """The engine that closed the earlier session goes on with the next one, as every other engine does."""
+    first.open("s")
+    first.ask(Close(session_id="s"))
+    assert code(second.ask(ask("One"))) == "session_closed"
+    second.open("s")
+    second.ask(ask("One"))
+    assert first.ask(Info(session_id="s"))["turns"] == 1
+    assert first.ask(ask("Two"))["turn"] == 2
+    first.engine.check_integrity()
+
+
+def test_a_closed_session_stays_closed_until_it_is_removed(
+    first: Harness, store: FailingStore
+) -> None:
+    """Although the store did not take the removal, and still has the log."""
+    first.open("s")
+    store.fails = True
+    assert first.ask(Close(session_id="s"))["closed"]
+    store.fails = False
+    assert store.list("sessions/s")
+    assert code(first.ask(ask("One"))) == "session_closed"
+    first.engine.check_integrity()
+
+
 def test_an_id_is_opened_once(first: Harness, second: Harness) -> None:
     """By any engine; every request that opens it a second time is refused."""
     first.open("s")
