@@ -130,14 +130,14 @@ class FileStore:
     def sweep(self) -> None:
         """Remove expired values, empty folders, and files left by crashes.
 
-        The last entries of a session go first, so an interrupted sweep leaves a valid session.
+        The last entries of a session go first, so an interrupted sweep leaves a valid session. A folder that cannot be read,
+        `lost+found` for instance, is reported after the others were swept.
         """
+        failed: list[OSError] = []
         with self._reported():
             self._sweep_temporary()
             now_ms = int(self._clock.unix() * 1000)
-            for parent, _, names in os.walk(
-                self.folder, topdown=False, onerror=_raise_unless_missing
-            ):
+            for parent, _, names in os.walk(self.folder, topdown=False, onerror=failed.append):
                 folder = Path(parent)
                 if folder == self.folder or self._temporary in (folder, *folder.parents):
                     continue
@@ -146,6 +146,8 @@ class FileStore:
                         _remove_if_over(folder / name, now_ms)
                 with contextlib.suppress(OSError):  # it is not empty
                     folder.rmdir()
+            for error in failed:
+                _raise_unless_missing(error)
 
     def capacity(self) -> Capacity:
         """Return the size of the file system, and what is free for users without privileges."""

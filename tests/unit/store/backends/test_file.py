@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,28 @@ def test_a_link_in_place_of_a_value_is_not_followed(folder: Path, tmp_path: Path
     store.sweep()
     store.delete("a")
     assert (tmp_path / "secret").read_bytes().endswith(b"secret")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_a_sweep_goes_on_beside_folders_of_another_user() -> None:
+    """It reports them after all others, wherever they are in the order of the file system."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o711)
+        folder = Path(made, "store")
+        for path in (folder, folder / "a", folder / "lost+found", folder / "z"):
+            path.mkdir(mode=0o700)
+        for path in (folder, folder / "a", folder / "z"):
+            os.chown(path, 54321, -1)
+        os.seteuid(54321)
+        try:
+            store = FileStore(folder)
+            for key in ("a/1", "z/1"):
+                store.create(key, b"x", -1.0)
+            with pytest.raises(StoreUnavailable, match="give the server's user"):
+                store.sweep()
+            assert not _files(folder)
+        finally:
+            os.seteuid(0)
 
 
 def test_a_sweep_removes_expired_values_and_empty_folders(folder: Path) -> None:
