@@ -122,6 +122,7 @@ async def _serve(settings: FrontSettings) -> None:
         await rpc.stop(_GRACE_S)
         await _stop([listener for listener, _ in listeners], running)
         models.close()
+        forks.close()  # it may hang in an import
         observation.close()
 
 

@@ -26,7 +26,7 @@ from ts_stateful.config.schema import ConfigError
 from ts_stateful.process.drain import drain, end_engines
 from ts_stateful.process.spec import STATE_FOLDER
 from ts_stateful.serving.admin_socket import AdminSocket
-from ts_stateful.serving.home import make_home
+from ts_stateful.serving.home import make_home, temporary_folder
 from ts_stateful.serving.local import ServerFailed, get_json
 from ts_stateful.serving.ports import HOST, Ports, in_url
 from ts_stateful.serving.server import LocalServer
@@ -259,7 +259,7 @@ class AsgiServer(LocalServer):
         )
 
     def _variables(self, home: Path) -> dict[str, str]:
-        environ = {**os.environ, **self._settings.environ, "TMPDIR": str(home / "tmp")}
+        environ = {**os.environ, **self._settings.environ, **temporary_folder(home / "tmp")}
         if self._settings.state_dir is not None:
             environ[STATE_FOLDER] = str(self._settings.state_dir.resolve())
         return environ

@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Final, Literal
 
@@ -34,8 +35,11 @@ _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
 def cache_folder() -> Path:
-    """Return the folder that keeps compiled kernels between starts."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Return the folder that keeps compiled kernels between starts; a temporary one for a user without a home."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        base = tempfile.gettempdir()
     return Path(base, "torchserve-stateful")
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["MAX_SOCKET_PATH", "accept", "connect", "listen"]
+__all__ = ["accept", "connect", "listen"]
 
 logger = logging.getLogger(__name__)
-
-MAX_SOCKET_PATH = 100
-"""Bytes of a socket's path, of the 108 that the kernel allows."""
 
 _CREDENTIALS = struct.Struct("3i")  # the kernel's `ucred`: pid, uid, gid
 
@@ -22,7 +21,8 @@ def listen(path: Path) -> socket.socket:
     """Return a listening socket at a path, in place of one that a process left there."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
+    with _short(path) as name:
+        listener.bind(name)
     path.chmod(0o600)
     listener.listen()
     return listener
@@ -42,7 +42,8 @@ def connect(path: Path) -> socket.socket | None:
     """Connect to a process; return None if there is none. A socket of another user is removed."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(str(path))
+        with _short(path) as name:
+            connection.connect(name)
     except OSError:
         connection.close()
         return None
@@ -50,6 +51,16 @@ def connect(path: Path) -> socket.socket | None:
         return connection
     path.unlink(missing_ok=True)
     return None
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Return another path of a file, because the kernel takes 108 bytes for a socket."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def _is_trusted(connection: socket.socket) -> bool:

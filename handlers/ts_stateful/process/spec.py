@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Struct
 
 from ts_stateful.process.private import make_private, user_folder
-from ts_stateful.process.sockets import MAX_SOCKET_PATH
 
 __all__ = [
     "STATE_FOLDER",
@@ -67,15 +66,9 @@ def runtime_folder(frontend_pid: int, *identity: object) -> Path:
     system's temporary folder.
 
     Raises:
-        RuntimeError: the folder belongs to another user, or its path is too long for a socket.
+        RuntimeError: the folder belongs to another user.
     """
-    folder = user_folder() / f"{frontend_pid}-{_digest(identity)}"
-    make_private(folder)
-    if len(str(folder / "engine-00.sock")) > MAX_SOCKET_PATH:
-        raise RuntimeError(
-            f"{folder} is too long for a socket; set TS_STATEFUL_RUNTIME_DIR to a shorter path"
-        )
-    return folder
+    return make_private(user_folder() / f"{frontend_pid}-{_digest(identity)}")
 
 
 def engine_files(home: Path, suffix: str) -> list[Path]:

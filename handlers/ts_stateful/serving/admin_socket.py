@@ -9,12 +9,13 @@ import stat
 from pathlib import Path
 
 from ts_stateful.process.private import make_private, user_folder
-from ts_stateful.process.sockets import MAX_SOCKET_PATH, connect, listen
+from ts_stateful.process.sockets import connect, listen
 from ts_stateful.serving.local import ServerFailed
 
 __all__ = ["AdminSocket", "newest_admin_socket"]
 
 _NAME = "admin.sock"
+_MAX_PATH = 100  # bytes, of the 108 that the kernel takes from clients
 
 
 class AdminSocket:
@@ -78,9 +79,9 @@ def _links() -> Path:
 
 def _listen(path: Path) -> socket.socket:
     remedy = "choose another path (--admin-socket)"
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+    if len(os.fsencode(path)) > _MAX_PATH:
         raise ServerFailed(
-            f"{path} has more than {MAX_SOCKET_PATH} bytes, too many for a socket; {remedy}"
+            f"{path} has more than {_MAX_PATH} bytes, too many for a socket; {remedy}"
         )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -10,27 +10,42 @@ import tempfile
 from pathlib import Path
 
 from ts_stateful.process.private import is_private
+from ts_stateful.serving.local import ServerFailed
 
-__all__ = ["make_home"]
+__all__ = ["make_home", "temporary_folder"]
 
 _LOCK = "server.lock"
+_MAX_BASE = 70  # bytes, before /ts-12345678/tmp/.ts.sock.12345, of the 108 that the kernel takes
 
 
 def make_home() -> tuple[Path, int]:
     """Create the folder of a server, and remove those that killed servers of this user left.
 
     Return it with the descriptor of its lock. Whichever process has that open keeps the folder.
+
+    Raises:
+        ServerFailed: there is no temporary folder, or its path is too long.
     """
-    for lock in Path(tempfile.gettempdir()).glob(f"ts-*/{_LOCK}"):
+    try:
+        base = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise ServerFailed(f"{error.strerror}; set TMPDIR to one that can be written") from None
+    if len(os.fsencode(base)) > _MAX_BASE:
+        raise ServerFailed(f"TMPDIR is too long for sockets: more than {_MAX_BASE} bytes, {base}")
+    for lock in base.glob(f"ts-*/{_LOCK}"):
         if is_private(lock.parent):
             _remove_unlocked(lock)
-    # Short, because it has the engines' Unix sockets, whose paths are limited to about 100 characters.
     home = Path(tempfile.mkdtemp(prefix="ts-"))
     made = home / "lock"
     descriptor = os.open(made, os.O_CREAT | os.O_WRONLY, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     made.rename(home / _LOCK)  # other servers find it only now
     return home, descriptor
+
+
+def temporary_folder(folder: Path) -> dict[str, str]:
+    """Return the variables with which a server's processes keep all files in its folder, where it finds and removes them."""
+    return {"TMPDIR": str(folder), "TS_STATEFUL_RUNTIME_DIR": ""}
 
 
 def _remove_unlocked(lock: Path) -> None:

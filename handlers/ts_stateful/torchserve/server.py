@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from ts_stateful.client.management import Management
 from ts_stateful.process.drain import drain, end_engines
 from ts_stateful.process.spec import STATE_FOLDER, engine_files
-from ts_stateful.serving.home import make_home
+from ts_stateful.serving.home import make_home, temporary_folder
 from ts_stateful.serving.local import ServerFailed, get_json
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server import LocalServer
@@ -191,7 +191,7 @@ class TorchServe(LocalServer):
         environ = {**os.environ, **self._settings.environ}
         environ |= java_environment(environ)
         # TorchServe's files in the temporary folder stay private: its pid file, sockets, models.
-        environ |= {"TMPDIR": str(temporary), "TEMP": str(temporary)}
+        environ |= temporary_folder(temporary) | {"TEMP": str(temporary)}
         if self._settings.state_dir is not None:
             environ[STATE_FOLDER] = str(self._settings.state_dir.resolve())
         environ.pop("TS_CONFIG_FILE", None)  # takes precedence over --ts-config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ import pytest
 from tests.support.ports import free_ports
 from tests.support.worker import eventually
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
+from ts_stateful.process.worker.fork_server import has_ended
 from ts_stateful.serving.admin_socket import AdminSocket
 from ts_stateful.serving.local import ServerFailed
 
@@ -71,6 +73,42 @@ def test_a_front_that_starts_while_the_server_stops_is_ended(counter: Path) -> N
     front = server._front
     assert front is not None
     assert front.returncode is not None
+
+
+class Hanging(AsgiServer):
+    """A server whose fork server hangs in an import; its start is interrupted then."""
+
+    pid = 0
+
+    def show_step(self) -> None:
+        """Interrupt the wait, as Ctrl-C does."""
+        assert self._home is not None
+        with contextlib.suppress(FileNotFoundError):
+            self.pid = int((self._home / "tmp" / "hangs").read_text())
+            raise KeyboardInterrupt
+
+
+_HANG = """
+import os, pathlib, signal, sys
+if "ts_stateful.process.worker.fork_server" in sys.orig_argv:
+    made = pathlib.Path(os.environ["TMPDIR"], "made")
+    made.write_text(str(os.getpid()))
+    made.rename(made.with_name("hangs"))
+    signal.pause()
+"""
+
+
+def test_a_fork_server_that_hangs_ends_with_its_front(counter: Path) -> None:
+    """As OpenBLAS hangs in its import where memory is short. All files were in the server's own folder."""
+    (counter / "sitecustomize.py").write_text(_HANG)
+    elsewhere = counter / "elsewhere"
+    environ = {"PYTHONPATH": str(counter), "TS_STATEFUL_RUNTIME_DIR": str(elsewhere)}
+    server = Hanging(AsgiServerSettings((str(counter),), ports=free_ports(), environ=environ))
+    with pytest.raises(KeyboardInterrupt):
+        server.start()
+    assert server.pid
+    assert has_ended(server.pid)
+    assert not elsewhere.exists()
 
 
 class Draining(AsgiServer):

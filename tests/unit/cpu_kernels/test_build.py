@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from ts_stateful.cpu_kernels import build
-from ts_stateful.cpu_kernels.build import load_library
+from ts_stateful.cpu_kernels.build import cache_folder, load_library
+
+
+def test_a_user_without_a_home_has_a_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's user of any number, for whom Python finds none."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "~")
+    assert cache_folder().parent == Path(tempfile.gettempdir())
 
 
 def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

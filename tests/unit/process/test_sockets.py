@@ -56,12 +56,15 @@ def start(program: str, path: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_processes_of_one_user_connect(folder: Path) -> None:
-    """Through a file that is closed to others, in place of one that was left there."""
-    (folder / "sock").write_text("left")
-    with listen(folder / "sock") as listener:
-        assert stat.S_IMODE((folder / "sock").stat().st_mode) == 0o600
-        ours = connect(folder / "sock")
+@pytest.mark.parametrize("length", [1, 200])
+def test_processes_of_one_user_connect(folder: Path, length: int) -> None:
+    """Through a file that is closed to others, in place of one that was left there, however long its path is."""
+    path = folder / ("x" * length) / "sock"
+    path.parent.mkdir()
+    path.write_text("left")
+    with listen(path) as listener:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        ours = connect(path)
         theirs = accept(listener)
         assert ours is not None
         assert theirs is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ts_stateful.serving.home import make_home
+from ts_stateful.serving.local import ServerFailed
 
 CHILD = "import sys; print('up', flush=True); sys.stdin.read()"
 
@@ -53,6 +54,19 @@ def test_the_folder_of_a_running_server_stays() -> None:
     assert not first.exists()
     assert second.is_dir()
     os.close(other)
+
+
+def test_without_a_temporary_folder_for_sockets_the_remedy_is_named(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither on a read-only file system, nor where the path is too long for TorchServe's sockets."""
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary / ("x" * 70)))
+    with pytest.raises(ServerFailed, match="TMPDIR is too long"):
+        make_home()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
+    with pytest.raises(ServerFailed, match="set TMPDIR"):
+        make_home()
 
 
 def test_nothing_else_is_removed(temporary: Path) -> None:

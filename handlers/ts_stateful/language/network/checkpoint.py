@@ -35,6 +35,8 @@ __all__ = ["hears", "read_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
+_EXHAUSTED = ("allocate memory", "out of memory", "start new thread")  # limits of the process
+
 
 class Checkpoint(NamedTuple):
     """A network with its processor, or the tokenizer where it serves text alone, and the method by which it is quantised."""
@@ -143,10 +145,11 @@ def _read_weights(name: str, auto: Any, **options: Any) -> PreTrainedModel:
             f"cannot load the weights of handler.model {name!r} from the hub: {error} Only safetensors are read;"
             f" {HOW_TO_CONVERT}"
         ) from error
-    except (SafetensorError, RuntimeError) as error:
-        raise ConfigError(
-            f"its weights are damaged, or are not those of its config.json: {_first_paragraph(error)}"
-        ) from error
+    except (SafetensorError, RuntimeError, MemoryError) as error:
+        what = "its weights are damaged, or are not those of its config.json"
+        if isinstance(error, MemoryError) or any(text in str(error) for text in _EXHAUSTED):
+            what = "it needs more memory, or threads, than this process may have"
+        raise ConfigError(f"{what}: {_first_paragraph(error)}") from error
     if missing := sorted(found["missing_keys"]):
         raise ConfigError(
             f"it lacks {len(missing)} weights of {type(network).__name__}, {missing[0]} for instance; choose a checkpoint that"

@@ -141,13 +141,14 @@ def has_ended(pid: int) -> bool:
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the worker's environment with this package's path and, unless the operator has set it, a short spin of threads.
 
+    Without docstrings, which PYTHONOPTIMIZE=2 removes, transformers cannot define its models.
     OpenMP's threads spin for long by default. On cores shared with TorchServe's JVM and worker, they spin while the thread that
     they wait for is not running. Steps were measured to take up to ten times as long.
     """
     paths = [str(Path(__file__).parents[3]), *filter(None, [environ.get("PYTHONPATH")])]
     chosen = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environ.keys()
     waiting = {} if chosen else {"GOMP_SPINCOUNT": _SPIN_COUNT}
-    return {**environ, **waiting, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**environ, **waiting, "PYTHONPATH": os.pathsep.join(paths), "PYTHONOPTIMIZE": ""}
 
 
 class _ForkRequest(NamedTuple):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from tests.support.tiny.calling import calling
 from tests.support.tiny.small import save
@@ -117,3 +118,18 @@ def test_weights_that_are_missing_are_never_made_up(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read: it has \d+ bytes"):
         load_model(settings, folder, CPU)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_a_limit_of_the_process_is_no_damage_of_the_weights(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a container's memory or processes."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    save(llama(), tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(ConfigError, match="needs more memory, or threads"):
+        load_model(HandlerConfig(model=str(tmp_path)), tmp_path, torch.device("cpu"))

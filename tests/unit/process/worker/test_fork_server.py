@@ -23,7 +23,12 @@ from ts_stateful.clock import Clock
 from ts_stateful.process.drain import is_engine
 from ts_stateful.process.load_progress import read_load_step
 from ts_stateful.process.spec import EngineSpec
-from ts_stateful.process.worker.fork_server import ForkedEngine, ForkServer, has_ended
+from ts_stateful.process.worker.fork_server import (
+    ForkedEngine,
+    ForkServer,
+    _environment,
+    has_ended,
+)
 from ts_stateful.process.worker.supervisor import Supervisor
 from ts_stateful.protocol.requests import Open
 
@@ -224,6 +229,11 @@ def test_a_fork_server_ends_with_its_worker() -> None:
     with ours, theirs:
         process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
     assert process.wait() == 0
+
+
+def test_engines_keep_their_docstrings() -> None:
+    """A model of transformers is made from them, which a worker may run without."""
+    assert _environment({"PYTHONOPTIMIZE": "2"})["PYTHONOPTIMIZE"] == ""
 
 
 # An import that never ends, in place of one that takes seconds.
