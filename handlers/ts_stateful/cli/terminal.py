@@ -35,6 +35,7 @@ class Terminal:
         self._formats = formats
         self._is_in_line = False
         self.is_tty = stream.isatty()
+        self._dims = self.is_tty and os.environ.get("TERM") != "dumb"
 
     def text(self, text: str) -> None:
         """Print text at once, without an end of line."""
@@ -54,7 +55,7 @@ class Terminal:
 
     def aside(self, text: str) -> None:
         """Print a line that is not part of a reply; dimmed on a terminal."""
-        if self.is_tty:
+        if self._dims:
             self._stream.write(f"\x1b[2m{harmless(text)}\x1b[0m\n")
             self._stream.flush()
         else:

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -155,12 +156,15 @@ def test_a_prompt_may_begin_like_a_command(run: Run, fake: FakeSessions) -> None
 def test_files_are_checked_when_they_are_named(
     run: Run, fake: FakeSessions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the server would refuse is refused at once, and not sent; a URL is the server's to fetch."""
+    """What the server would refuse is refused at once, and not sent; a URL is the server's to fetch.
+
+    A file that is dropped on a terminal comes in quotation marks.
+    """
     sizes = {"good": 1, "empty": 0, "large": 101}
     good, empty, large = (str(tmp_path / name) for name in sizes)
     for name, size in sizes.items():
         (tmp_path / name).write_bytes(bytes(size))
-    named = (good, empty, large, str(tmp_path), "https://example.com/a.png", good)
+    named = (f"'{good}'", empty, large, str(tmp_path), "https://example.com/a.png", good)
     lines = "".join(f"/image {name}\n" for name in named)
     assert run("chat", lines=f"{lines}/image\n/audio {good}\n/images\nHello\n/images\n") == 1
     out = capsys.readouterr().out
@@ -348,17 +352,32 @@ def test_an_interrupted_reply_is_cancelled(url: str, fake: FakeSessions) -> None
     assert [turn.finish_reason for turn in turns] == ["cancelled", "stop"]
 
 
-def test_a_terminal_gets_no_control_characters() -> None:
-    """Text of a model cannot move the cursor of a terminal; a file receives it unchanged."""
+def test_what_is_typed_is_not_echoed_into_a_reply() -> None:
+    """The `^C` that cancels one would begin a line among those that are drawn again."""
+    _, terminal = os.openpty()
+    with os.fdopen(terminal, "w", encoding="utf-8") as stream:
+        reply = MarkdownReply(stream)
+        reply.add("one")
+        is_on = termios.tcgetattr(stream)[3] & termios.ECHO
+        reply.close()
+        assert not is_on
+        assert termios.tcgetattr(stream)[3] & termios.ECHO
+
+
+def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text of a model cannot move the cursor of a terminal; a file receives it unchanged, and a dumb one is not dimmed."""
 
     class Tty(io.StringIO):
         def isatty(self) -> bool:
             return True
 
-    tty, file = Tty(), io.StringIO()
+    tty, file, dumb = Tty(), io.StringIO(), Tty()
     for stream in (tty, file):
         Terminal(stream).text("a\x1b]0;title\x07\tb\r\n")
         Terminal(stream).aside("note")
+    monkeypatch.setenv("TERM", "dumb")
+    Terminal(dumb).aside("note")
+    assert dumb.getvalue() == "note\n"
     assert tty.getvalue() == "a\ufffd]0;title\ufffd\tb\n\x1b[2mnote\x1b[0m\n"
     assert file.getvalue() == "a\x1b]0;title\x07\tb\r\nnote\n"
 

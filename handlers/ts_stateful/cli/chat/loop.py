@@ -175,7 +175,11 @@ class ChatLoop:
         return self._talk
 
     def _add(self, add: Callable[[list[str]], None], noun: str, name: str) -> None:
-        add([name])
+        is_quoted = name[:1] == name[-1:] and name[:1] in (
+            "'",
+            '"',
+        )  # as a terminal inserts a dropped file
+        add([name[1:-1] if is_quoted else name])
         self._terminal.aside(f"the {noun} goes with the next prompt")
 
     def _show_files(self, argument: str) -> None:

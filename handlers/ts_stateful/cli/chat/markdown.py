@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TextIO
+import termios
+from typing import IO, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -26,6 +27,7 @@ class MarkdownReply:
         self._text = ""
         self._block = ""
         self._live: Live | None = None
+        _set_echo(stream, on=False)
 
     def __rich__(self) -> Markdown:
         # Links with their addresses: a model may name one and mean another.
@@ -49,6 +51,7 @@ class MarkdownReply:
     def close(self) -> None:
         """End the reply, on a line of its own."""
         self._end_block()
+        _set_echo(self._console.file, on=True)
 
     def _show(self, block: str) -> None:
         self._block = block
@@ -60,6 +63,14 @@ class MarkdownReply:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+def _set_echo(stream: IO[str], *, on: bool) -> None:
+    """Echo what is typed, or not: `^C` on a full line would move those that are drawn again."""
+    if stream.isatty():
+        attributes = termios.tcgetattr(stream)
+        attributes[3] = attributes[3] | termios.ECHO if on else attributes[3] & ~termios.ECHO
+        termios.tcsetattr(stream, termios.TCSADRAIN, attributes)
 
 
 def end_of_block(text: str) -> int:

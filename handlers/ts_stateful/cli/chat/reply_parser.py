@@ -24,8 +24,8 @@ def reply_parser() -> MarkdownIt:
     options = {"html": False, "maxNesting": _MOST_NESTED}
     parser = MarkdownIt("commonmark", options).enable(["strikethrough", "table"]).disable("image")
     parser.inline.ruler.before("escape", "formula", _formula)
-    interrupted = {"alt": ["paragraph", "reference", "blockquote", "list"]}
-    parser.block.ruler.before("fence", "formulas", _block, interrupted)
+    interrupted = ["paragraph", "reference", "blockquote", "list"]
+    parser.block.ruler.before("fence", "formulas", _block, {"alt": interrupted})
     return parser
 
 

@@ -224,10 +224,11 @@ def _session(one: SavedSession, *, is_shown: bool) -> str:
     )
 
 
-def status_html(model: str, url: str, problem: str | None) -> str:
+def status_html(model: str, url: str, problem: str | None, refusal: str | None) -> str:
     """Show the server and its state."""
-    state, text = ("down", "server down") if problem else ("up", "connected")
-    hint = problem or f"{model} at {url}"
+    state = "down" if problem or refusal else "up"
+    text = "server down" if problem else "not authenticated" if refusal else "connected"
+    hint = problem or refusal or f"{model} at {url}"
     return (
         f'<span class="model">{escape(model)}</span>'
         f'<span class="status {state}" role="status" title="{escape(hint)}"><i></i>{text}</span>'

@@ -7,7 +7,7 @@ import threading
 from ts_stateful.cli.chat.words import reason
 from ts_stateful.client import ClientError, Server
 from ts_stateful.protocol.answers import HelloAnswer
-from ts_stateful.protocol.errors import StatefulError
+from ts_stateful.protocol.errors import StatefulError, Unauthenticated
 
 __all__ = ["ServerWatch"]
 
@@ -18,7 +18,8 @@ _TIMEOUT_S = 5.0
 class ServerWatch:
     """Knows if the server answers. `server` must not wait for one that is down.
 
-    `hello` is its last answer, None before the first one. `problem` is the reason if it does not answer now.
+    `hello` is its last answer, None before the first one. `problem` is the reason if it does not answer now, `refusal` that
+    of a server that answers, but takes the caller's token or header no more.
     """
 
     def __init__(self, server: Server) -> None:
@@ -27,17 +28,20 @@ class ServerWatch:
         self._thread = threading.Thread(target=self._run, name="server-watch", daemon=True)
         self.hello: HelloAnswer | None = None
         self.problem: str | None = None
+        self.refusal: str | None = None
 
     @property
     def is_up(self) -> bool:
         """Return True if the server has answered the last question."""
-        return self.hello is not None and self.problem is None
+        return self.problem is None and (self.hello or self.refusal) is not None
 
     def look(self) -> None:
         """Ask once."""
         try:
             self.hello = self._server.hello(_TIMEOUT_S)
-            self.problem = None
+            self.problem = self.refusal = None
+        except Unauthenticated as error:
+            self.problem, self.refusal = None, reason(error)
         except (ClientError, StatefulError) as error:
             self.problem = reason(error)
 

@@ -46,8 +46,9 @@ class PageView:
 
     def status(self) -> str:
         """Return the state of the server."""
-        hello = self.watch.hello
-        return status_html("" if hello is None else hello.model, self._url, self.watch.problem)
+        watch = self.watch
+        model = "" if watch.hello is None else watch.hello.model
+        return status_html(model, self._url, watch.problem, watch.refusal)
 
     def all(self, tab: BrowserTab, boxes: Mapping[int, str] | None = None) -> Update:
         """Return an update of everything; `boxes` has new texts of boxes for questions."""

@@ -34,7 +34,7 @@ def test_every_text_is_escaped(tmp_path: Path) -> None:
         turns_html({1: turn}),
         files_html([str(picture), f"data:{_EVIL}"], [f"{_EVIL}.wav"]),
         sessions_html([saved], [_EVIL]),
-        status_html(_EVIL, _EVIL, _EVIL),
+        status_html(_EVIL, _EVIL, _EVIL, _EVIL),
         error_html(InvalidRequest(_EVIL, field=_EVIL)),
     ):
         assert "<img src=x" not in html
@@ -87,8 +87,9 @@ def test_a_malformed_url_is_shown_as_it_is() -> None:
 
 def test_the_state_of_the_server_is_shown() -> None:
     """A server that is down is a state with its reason, and a failed request of it an error in words."""
-    assert "connected" in status_html("model", "grpc://host", None)
-    assert 'title="no route"' in status_html("model", "grpc://host", "no route")
+    assert "connected" in status_html("model", "grpc://host", None, None)
+    assert "not authenticated" in status_html("model", "grpc://host", None, "expired")
+    assert 'title="no route"' in status_html("model", "grpc://host", "no route", None)
     assert "The server does not answer." in error_html(ServerUnreachable("no route"))
     assert "<b>invalid_request</b> no <code>seed</code>" in error_html(
         InvalidRequest("no", field="seed")
