@@ -202,7 +202,7 @@ def _states(log: SessionLog[SequenceEntry], known: Known, digest: str | None) ->
     except (SafetensorError, KeyError) as error:  # KeyError: a type of elements that torch lacks
         raise StoreCorrupt(
             "the states of a sequence are missing or cannot be read",
-            "begin the sequence again; check the disk, and what else writes to the store",
+            "erase the sequence (`close` with `erase`); check the disk, and what else writes to the store",
         ) from error
 
 

@@ -112,5 +112,5 @@ def _check(is_same: bool) -> None:
 def _damaged(reason: str) -> StoreCorrupt:
     return StoreCorrupt(
         f"an entry in the store is damaged: {reason}",
-        "close the session or begin it again; check the disk, and what else writes to the store",
+        "erase the session (`close` with `erase`); check the disk, and what else writes to the store",
     )

@@ -108,7 +108,7 @@ class SessionLog(Generic[EntryT]):
             raise StoreUnavailable("a session changed while it was read", "read it again")
         raise StoreCorrupt(
             "the log of a session has gaps, or entries of an earlier session of its id",
-            "close the session or begin it again; check what else writes to the store",
+            "erase the session (`close` with `erase`); check what else writes to the store",
         )
 
     def drop(self, keys: Iterable[str]) -> None:

@@ -172,14 +172,18 @@ def test_another_program_has_other_sequences(start: Start, tmp_path: Path) -> No
 
 
 def test_a_damaged_sequence_is_refused(start: Start, store: MortalStore) -> None:
-    """It does not begin again without its client."""
+    """It does not begin again, with START either, until its client has erased it."""
     start().ask(add(1))
     for key in store.list("states-model/a"):
         store.delete(key)
         store.create(key, b"damaged")
-    refused = start().ask(add(1), creates_session=False)
-    assert (code(refused), refused["error"]["retryable"]) == ("internal", False)
-    assert "damaged" in refused["error"]["message"]
+    engine = start()
+    for step in (add(1), add(1, start=True)):
+        refused = engine.ask(step, creates_session=False)
+        assert (code(refused), refused["error"]["retryable"]) == ("internal", False)
+        assert "damaged" in refused["error"]["message"]
+    assert engine.ask(Close(session_id="a", erase=True))["closed"]
+    assert total(engine.ask(add(1, start=True), creates_session=False)) == 1
 
 
 def test_open_is_kept_with_its_metadata(start: Start) -> None:

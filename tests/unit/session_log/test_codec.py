@@ -103,7 +103,7 @@ def test_every_truncation_is_found() -> None:
 )
 def test_what_is_no_entry_is_refused(data: bytes) -> None:
     """A pickle for instance is never run."""
-    with pytest.raises(StoreCorrupt, match="close the session"):
+    with pytest.raises(StoreCorrupt, match="erase the session"):
         CODEC.decode(data)
 
 

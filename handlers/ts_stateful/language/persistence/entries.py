@@ -218,5 +218,5 @@ def history(entries: Sequence[LogEntry]) -> History:
 def _damaged(reason: str) -> StoreCorrupt:
     return StoreCorrupt(
         f"the log of a session is damaged: {reason}",
-        "close the session; check the disk, and what else writes to the store",
+        "erase the session (`close` with `erase`); check the disk, and what else writes to the store",
     )

@@ -244,7 +244,7 @@ def _end_ms(descriptor: int) -> int:
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
         raise StoreCorrupt(
             "a file is not a value of this store, or was incomplete when the power was lost",
-            "close the session, and set handler.store.fsync to survive a loss of power",
+            "erase the session (`close` with `erase`), and set handler.store.fsync to survive a loss of power",
         )
     return int(_HEADER.unpack(header)[1])
 

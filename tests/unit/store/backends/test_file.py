@@ -256,7 +256,7 @@ def test_a_file_that_is_not_a_value_is_reported(folder: Path, content: bytes) ->
     """Such as one that was incomplete when the power was lost. A sweep leaves it for the operator."""
     store = FileStore(folder)
     (folder / "a@").write_bytes(content)
-    with pytest.raises(StoreCorrupt, match="close the session"):
+    with pytest.raises(StoreCorrupt, match="erase the session"):
         store.get("a")
     with pytest.raises(StoreCorrupt):
         store.create("a", b"x")
