@@ -51,7 +51,7 @@ class Backlog(Generic[StateT]):
         if not waits or len(self._entries) >= self._most:
             return False
         due = self._clock.monotonic() + self._wait_s
-        self._entries[_opened(message)] = _Entry([request], due, refusal)
+        self._entries[_opened(message)] = _Entry([request], due, refusal.with_traceback(None))
         return True
 
     def join(self, request: PendingRequest) -> bool:

@@ -140,13 +140,15 @@ class Intake:
         try:
             return step()
         except StatefulError as error:
-            refusal = error
+            # Its frames have the body. They would keep each other if one of them, or the request, still had the error.
+            self._refuse(request_id, error.with_traceback(None))
         except Exception as error:  # the boundary: a defect fails the request that met it
-            refusal = defect(error, f"request {_short(request_id)}")
-        self._mailbox.post(
-            Event(request_id, EventKind.LAST, encode(refusal.to_body()), status=refusal.status)
-        )
+            self._refuse(request_id, defect(error, f"request {_short(request_id)}"))
         return None
+
+    def _refuse(self, request_id: str, error: StatefulError) -> None:
+        body = encode(error.to_body())
+        self._mailbox.post(Event(request_id, EventKind.LAST, body, status=error.status))
 
     def age_s(self, pending: PendingResponse) -> float:
         """Return the seconds since the request was taken."""

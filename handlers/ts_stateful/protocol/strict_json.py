@@ -82,12 +82,16 @@ def convert(document: object, kind: Any) -> Any:
     try:
         return msgspec.convert(document, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        refusal = _invalid(str(error), instead(error, kind, document))
-        if refusal.field and isinstance(document, dict):
-            refusal.field = _with_key(refusal.field, document, kind)
-        raise refusal from None
+        raise _mismatch(error, document, kind) from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
+
+
+def _mismatch(error: msgspec.ValidationError, document: object, kind: Any) -> InvalidRequest:
+    refusal = _invalid(str(error), instead(error, kind, document))
+    if refusal.field and isinstance(document, dict):
+        refusal.field = _with_key(refusal.field, document, kind)
+    return refusal
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

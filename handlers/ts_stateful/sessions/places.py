@@ -160,14 +160,13 @@ class Places(Generic[StateT]):
             return None
         kept = [session for session in sessions if not session.ephemeral]
         own = [session for session in kept if session.owner == owner]
-        refusal = self._refusal(kept, own, most)
         has_room = self.parked.has_room(owner, self.owners.max_parked(owner))
         for session in reversed(own) if has_room else ():
             if session is not spared and not session.busy and self.parking.can_park(session):
                 return Leaving(session, parks=True)
         yielding = [one for one in own if one.yields and not one.busy and one is not spared]
         if not yielding:
-            raise refusal
+            raise self._refusal(kept, own, most)  # no local: its frame would keep all sessions
         return Leaving(yielding[-1], parks=False)
 
     def park(self, session: Session[StateT]) -> None:

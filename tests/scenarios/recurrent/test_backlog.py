@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -41,6 +42,18 @@ def test_a_sequence_waits_for_a_place(has_store: bool) -> None:
     assert waits(harness, second)
     assert total(harness.ask(add(3, "b", end=True))) == 6
     assert total(harness.answer(second)) == 10
+
+
+def test_a_sequence_that_waits_keeps_no_other_in_memory() -> None:
+    """The states of one that ended are freed while others still wait."""
+    harness = engine()
+    harness.ask(add(1, "a"))
+    held = weakref.ref(harness.engine.table.get("a"))
+    first, second = (harness.submit(Open(session_id=name), creates_session=True) for name in "bc")
+    harness.ask(Close(session_id="a"))
+    assert harness.answer(first)["session_id"] == "b"
+    assert waits(harness, second)
+    assert held() is None
 
 
 @pytest.mark.parametrize("end", ["close", "expiry"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Sequence
@@ -48,6 +49,18 @@ def test_bodies_are_freed_as_soon_as_they_are_parsed(document: Any) -> None:
     pending = ScriptedDispatcher(Inbox()).intake(Profile.SEQUENCE).take("r", data, HTTP)
     assert data == {"data": b"", "x": b""}
     assert pending.num_bytes > 3
+
+
+@pytest.mark.parametrize("session", ["", "another"])
+def test_a_refused_request_is_freed_without_a_collection(session: str) -> None:
+    """Its error keeps no body, nor what was parsed of it: a collection may be many large bodies away."""
+    intake = ScriptedDispatcher(Inbox()).intake(Profile.CONTINUOUS)
+    document = {"prompt": "hi", "session_id": "s"} if session else {"prompt": 1}
+    headers = {**HTTP, "ts_request_sequence_id": session}
+    intake.take("first", body(document), headers)  # caches are filled
+    gc.collect()
+    intake.take("r", body(document), headers)
+    assert not gc.collect()
 
 
 def test_a_token_in_a_grpc_message_is_no_unknown_input() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from tests.support.clock import FakeClock
@@ -87,6 +89,18 @@ def test_what_is_busy_spared_or_unsaved_stays() -> None:
         sessions.open("a5", State())
     assert caught.value.retry_after_s == 40.0  # a1 expires then
     assert names(sessions) == {"a0", "a1", "a2", "a4"}
+
+
+def test_a_refusal_keeps_no_session() -> None:
+    """One that is closed after it is freed at once; no collection may come for hours."""
+    sessions = table()
+    held = [weakref.ref(sessions.open(f"a{i}", State())) for i in range(4)]
+    with pytest.raises(TooManySessions):
+        sessions.open("a4", State())
+    for session in list(sessions):
+        sessions.close(session)
+    del session
+    assert [one() for one in held] == [None] * 4
 
 
 def test_no_owner_loses_a_session_for_another() -> None:
