@@ -10,6 +10,7 @@ import os
 import secrets
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ _COMPILE_S: Final = 120
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LINKED: Final = (errno.ELOOP, errno.ENOTDIR)
 _FOR_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+_COMPILER: Final = str(Path(__file__).with_name("compiler.py"))
 
 
 class _Untrusted(OSError):
@@ -85,7 +87,7 @@ def _compile(folder: int, name: str, command: Sequence[str]) -> ctypes.CDLL:
     built = f".{secrets.token_hex(8)}.so"
     try:
         subprocess.run(
-            [*command, "-o", built],
+            [sys.executable, "-IS", _COMPILER, str(os.getpid()), *command, "-o", built],
             check=True,
             capture_output=True,
             timeout=_COMPILE_S,

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import select
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.worker import eventually
 from ts_stateful.cpu_kernels.cache import load_or_compile
 
 COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
@@ -82,6 +86,38 @@ def test_a_library_is_compiled_once(tmp_path: Path, builder: Builder) -> None:
     assert [path.name for path in cache.iterdir()] == [NAME]
     assert stat.S_IMODE((cache / NAME).stat().st_mode) == 0o600
     assert answer_of(load_or_compile(cache, NAME, ["/no/compiler"])) == 1
+
+
+_COMPILING = """
+import os, sys
+from pathlib import Path
+from ts_stateful.cpu_kernels.cache import load_or_compile
+
+load_or_compile(Path(sys.argv[1]), "x.so", sys.argv[2:])
+"""
+
+
+def test_a_compiler_ends_with_its_process(tmp_path: Path, builder: Builder) -> None:
+    """With its own processes and files, which nobody would remove: a server may be killed while it starts."""
+    started = tmp_path / "started"
+    source = Path(builder.command(1)[-1])
+    source.write_text(f'#include "{started}"\n')
+    os.mkfifo(started)  # the compiler waits for its content
+    assert COMPILER is not None
+    command = [sys.executable, "-c", _COMPILING, str(tmp_path / "cache"), COMPILER, str(source)]
+    process = subprocess.Popen(command)
+    with started.open("w") as content:
+        process.kill()
+        process.wait()
+        eventually(lambda: not is_read(content.fileno()))
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def is_read(pipe: int) -> bool:
+    """Return True while a process has the other end of a pipe open."""
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return not poll.poll(0)
 
 
 def give_away(path: Path) -> None:
