@@ -477,6 +477,17 @@ def test_pasted_lines_and_the_history_of_another_chat(
     assert (history.stat().st_mode & 0o777, history.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
+def test_a_home_that_cannot_be_written_is_no_obstacle(url: str) -> None:
+    """As that of a container's user; the history ends with the chat."""
+    terminal = _Pty("chat", "--url", url, XDG_STATE_HOME="/proc")
+    try:
+        terminal.expect(_READS)
+        terminal.type("\x04")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.close()
+
+
 def test_a_typed_line_that_is_not_utf8_is_not_taken(url: str, tmp_path: Path) -> None:
     """As from a terminal of another encoding. It is shown why, and the line can be corrected."""
     terminal = _Pty("chat", "--url", url, XDG_STATE_HOME=str(tmp_path))

@@ -70,7 +70,7 @@ class TypedLines:
         keys.add("enter")(_send)
         files = dict.fromkeys(("/image", "/audio", "/save"), PathCompleter(expanduser=True))
         self._session: PromptSession[str] = PromptSession(
-            history=InMemoryHistory() if history is None else FileHistory(str(_private(history))),
+            history=InMemoryHistory() if history is None else FileHistory(str(history)),
             key_bindings=keys,
             completer=NestedCompleter({**dict.fromkeys(commands), **files}),
             complete_while_typing=False,
@@ -117,14 +117,13 @@ def _send(event: KeyPressEvent) -> None:
         buffer.validate_and_handle()
 
 
-def _history_path() -> Path:
-    """Return the file of the history, by the XDG Base Directory Specification."""
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "ts-stateful" / "history"
-
-
-def _private(path: Path) -> Path:
-    """Make sure that no other user of the machine can read the file."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(mode=0o600)
+def _history_path() -> Path | None:
+    """Return the file of the history, by the XDG Base Directory Specification; no other user of the machine can read it."""
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        path = Path(state, "ts-stateful", "history")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except (OSError, RuntimeError):  # a user without a home, or with one that cannot be written
+        return None
     return path
