@@ -144,6 +144,25 @@ def test_a_failure_leaves_the_conversation_as_it_was() -> None:
     assert cached(chats.say_alone(COLOR, reply(first), SQUARE)) > 0
 
 
+def test_a_reply_that_its_reader_stops_leaves_what_was_computed() -> None:
+    """Also of a first prompt: programs send the part of the reply that they have, or ask again."""
+    chats, seen = (
+        Chats(llama()),
+        ("user", "How many shapes are there, and which of them is yellow?"),
+    )
+    lone: dict[str, Any] = {"creates_session": True, "ephemeral": True}
+    stopped = chats.harness.submit(chats.chat(seen, session="x"), **lone)
+    chats.harness.steps(4)
+    chats.harness.engine.drop(stopped)
+    chats.harness.engine.tick()
+    assert held(chats) == 1
+    asked = chats.say_alone(seen, ("assistant", "There"), SQUARE)
+    again = chats.say_alone(seen)
+    length = again["usage"]["prompt_tokens"]
+    assert cached(asked) >= length
+    assert cached(again) == length - 1
+
+
 def test_it_waits_for_some_minutes() -> None:
     """Without a request it is dropped; with one the time begins again."""
     chats = Chats(llama(), config={"handler": {"implicitSessions": {"idleSec": 100}}})
@@ -250,3 +269,20 @@ def test_a_reader_whose_replies_are_not_in_the_conversation(model: Model) -> Non
         if number == 3 and model.text._owner.chat_template != REWRITING:
             assert guard["usage"]["prompt_tokens"] < 2 * cached(guard)
         told += [reply(answer), ("user", "And?")]
+
+
+def test_a_beginning_that_others_have_is_computed_once(model: Model) -> None:
+    """Up to another question about the same, the time at the end of a system prompt, and where a client has cut a reply."""
+    chats = Chats(model)
+    shown = ["@1"] if model.encoder is not None else []
+
+    def asked(question: str, day: str = "Monday") -> list[Told]:
+        system = f"Answer every question about what is here in one short word. It is {day}."
+        return [("system", system), ("user", [*shown, f"A circle and a square. {question}"])]
+
+    first = chats.say_alone(*asked("What is red?"))
+    length = first["usage"]["prompt_tokens"]
+    assert cached(chats.say_alone(*asked("Which one is yellow?"))) > length // 2
+    assert 16 <= cached(chats.say_alone(*asked("What is red?", "Tuesday"))) < length // 2 + 64
+    cut = ("assistant", first["text"][:3])
+    assert cached(chats.say_alone(*asked("What is red?"), cut, SQUARE)) >= length

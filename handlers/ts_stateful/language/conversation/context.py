@@ -108,6 +108,12 @@ class Context:
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
             fork.kv = self.kv.copy(length)
 
+    def num_lent(self, length: int) -> int:
+        """Return of how many of the first `length` tokens `lend_kv` copies the KV states."""
+        length = 0 if self.kv.per_prompt else min(length, self.kv.length)
+        recurrent = self.kv.recurrent
+        return length if recurrent is None else recurrent.copy(length).length
+
     def cut(self, length: int) -> None:
         """Drop the KV states after `length` tokens: the history is about to change there."""
         self.kv.truncate(length)

@@ -11,9 +11,9 @@ import torch
 
 from ts_stateful.language.kv.cache import KVCache
 
-__all__ = ["Prefix", "prefix_key", "prefix_length"]
+__all__ = ["MIN_TOKENS", "Prefix", "prefix_key", "prefix_length"]
 
-_MIN_TOKENS = 16  # computing a shorter one takes no additional time
+MIN_TOKENS = 16  # computing a shorter one takes no additional time
 
 
 class Prefix:
@@ -52,7 +52,7 @@ class Prefix:
 def prefix_length(opening: Sequence[int], media_tokens: Collection[int]) -> int:
     """Return the number of ids of an opening before its first image; 0 where sharing does not pay."""
     length = next((at for at, token in enumerate(opening) if token in media_tokens), len(opening))
-    return length if length >= _MIN_TOKENS else 0
+    return length if length >= MIN_TOKENS else 0
 
 
 def prefix_key(ids: Sequence[int], owner: object = None) -> str:

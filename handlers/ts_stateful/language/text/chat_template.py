@@ -143,7 +143,9 @@ class ChatText:
             fields=call_fields(piece.tool_calls), reasoning=piece.reasoning, generated=text
         )
 
-    def opening(self, dialogue: Dialogue, expansions: Sequence[Sequence[int]]) -> list[int]:
+    def opening(
+        self, dialogue: Dialogue, expansions: Sequence[Sequence[int]], tools: Sequence[Tool] = ()
+    ) -> list[int]:
         """Return the ids with which every first prompt of this dialogue begins; empty if the template hides them.
 
         Raises:
@@ -151,7 +153,7 @@ class ChatText:
         """
         message = Message("user", _CUT, dialogue.opening_images)
         said = [*dialogue.messages, message]
-        head, cut, _ = self._render(said, expansions).partition(_CUT)
+        head, cut, _ = self._render(said, expansions, tools).partition(_CUT)
         return (
             self._encode_whole(self._placeholders.expand(head, expansions)) if cut and head else []
         )

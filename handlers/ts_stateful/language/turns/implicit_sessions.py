@@ -6,7 +6,6 @@ replies stay as they were generated, and no message is encoded or prefilled agai
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -19,16 +18,18 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import branch, same_states
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.language.kv.prefix import MIN_TOKENS
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.turns.digests import digests_of, ends_of, starts_of
 from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.protocol.chat import Chat, Respond
-from ts_stateful.sessions.session import Message, Residency, Session, Turn
+from ts_stateful.sessions.session import Message, Residency, Session
 
 __all__ = ["ImplicitSessions"]
 
 _MOST = 1000
 _CANDIDATES = 8  # of sessions with the same text, which differ in their images or in what follows
-_LENDERS = 64  # that are compared by their ids, of those with the longest common text
+_LENDERS = 64  # that are compared by their ids, of those with the longest known beginning
 _SHARE = 4  # of the device's bytes, a quarter
 _UNBOUNDED = 1_000_000_000  # bytes, where the device has no bound
 
@@ -39,11 +40,13 @@ _Session = Session[Context]
 class _Kept:
     """A session, the digests of its messages up to each reply, and its bytes; None while a request uses it.
 
-    A reply is the client's own, or ends a turn. `head` is what the prompt of the last turn had before the messages.
+    A reply is the client's own, or ends a turn. `starts` are digests of its first ids. `head` is what the prompt of the last
+    turn had before the messages.
     """
 
     session: _Session
     ends: list[bytes]
+    starts: list[bytes]
     num_bytes: int | None = None
     head: object = None
 
@@ -69,7 +72,7 @@ class ImplicitSessions:
         self._model = model
         self._kept: dict[str, _Kept] = {}  # by session id
         self._idle: dict[str, _Kept] = {}  # of these, the least recently used first
-        self._by_text: dict[bytes, list[_Kept]] = {}
+        self._by_digest: dict[bytes, dict[_Kept, None]] = {}  # the latest last
 
     @property
     def num_bytes(self) -> int:
@@ -110,27 +113,28 @@ class ImplicitSessions:
         self.num_continued += 1
 
     def lend(self, sequence: Sequence) -> int:
-        """Give a session whose first request repeats a history most of the KV states for it; return of how many ids.
+        """Give a session that a request opens the KV states of more of its first ids; return of how many ids.
 
-        Clients of the Responses API may send all items, and let each response open a session. A guard of a conversation reads
-        all of it, and leaves no reply in it. Sessions with the same texts may have other instructions or tools before them, so
-        the one with most of the same ids lends.
+        Clients of the Responses API may send all items, and let each response open a session. Agents begin with the same tools,
+        a system prompt may have the time at its end, and a client may have shortened a reply. So the session with most of the
+        same ids lends.
         """
         if not (isinstance(sequence.command, Chat) and sequence.creates_session):
             return 0
         context, own = sequence.context, sequence.context.kv
-        tokens, best = self._model.media_tokens, None
+        tokens, best, last = self._model.media_tokens, None, sequence.num_prompt - 1
         valid = self.valid(sequence)
         if own.length and valid == len(context.log):  # as always but for other tools
             return 0
-        most = valid = min(valid, own.length)
-        said = [*_said(sequence.session.turns[: sequence.number - 1]), *sequence.messages]
-        found = chain.from_iterable(map(reversed, self._with_text(sequence.session, said)))
-        for kept in dict.fromkeys(islice(filter(_lends, found), _LENDERS)):
+        most = valid = min(valid, own.length, last)
+        for kept in self._alike(sequence):
             state = kept.session.state
+            if len(state.log) <= most or state.log[most] != sequence.ids[most]:
+                continue
             length = same_states(state, sequence.ids, sequence.all_images, tokens)
-            if min(length, state.kv.length) > most:
-                best, most = state, min(length, state.kv.length)
+            length = state.num_lent(min(length, last))
+            if length >= max(most + 1, MIN_TOKENS):
+                best, most = state, length
         if best is not None:
             context.cut(valid)
             best.lend_kv(context, most)
@@ -145,7 +149,7 @@ class ImplicitSessions:
         """Let others copy from an open session after a turn of it; it stays in the table."""
         if session.session_id in self._kept:
             self._remove(self._kept[session.session_id])
-        if self._is_on and _ends(session):
+        if self._is_on and ends_of(session):
             self._add(session)
 
     def ended(self, sequence: Sequence) -> None:
@@ -196,7 +200,7 @@ class ImplicitSessions:
                 assert session.state.kv.length <= len(session.state.log)
                 session.state.check_integrity(session.turns)
         assert self._idle.keys() <= self._kept.keys()
-        indexed = {id(kept) for found in self._by_text.values() for kept in found}
+        indexed = {id(kept) for found in self._by_digest.values() for kept in found}
         assert indexed == {id(kept) for kept in self._kept.values()}
 
     def _find(
@@ -215,30 +219,38 @@ class ImplicitSessions:
 
     def _with_text(self, session: _Session, sent: Items[Message]) -> Iterator[list[_Kept]]:
         """Yield those that begin with the same texts as a conversation, the longest beginning first."""
-        keys = list(_digests(session, sent[:-1]))
+        keys = list(digests_of(session, sent[:-1]))
         for said, key in zip(reversed(sent[:-1]), reversed(keys), strict=True):
-            found = [
-                kept
-                for kept in self._by_text.get(key, ())
-                if kept.num_bytes is not None or kept.session in self._table.tally
-            ]
+            found = list(filter(self._is_here, self._by_digest.get(key, ())))
             if said.role == "assistant" and found:
                 yield found
 
+    def _alike(self, sequence: Sequence) -> Iterable[_Kept]:
+        """Return sessions that can lend, those with the longest beginning of the same ids first."""
+        keys = reversed(starts_of(sequence.session, sequence.ids))
+        found = chain.from_iterable(reversed(self._by_digest.get(key, {})) for key in keys)
+        able = (kept for kept in found if self._is_here(kept) and _lends(kept))
+        return dict.fromkeys(islice(able, _LENDERS))
+
+    def _is_here(self, kept: _Kept) -> bool:
+        """Return False for a session that was in the table, and has ended."""
+        return kept.num_bytes is not None or kept.session in self._table.tally
+
     def _add(self, session: _Session) -> _Kept:
-        kept = self._kept[session.session_id] = _Kept(session, _ends(session))
-        for key in kept.ends:
-            self._by_text.setdefault(key, []).append(kept)
+        kept = _Kept(session, ends_of(session), starts_of(session, session.state.log))
+        self._kept[session.session_id] = kept
+        for key in (*kept.ends, *kept.starts):
+            self._by_digest.setdefault(key, {})[kept] = None
         return kept
 
     def _remove(self, kept: _Kept) -> None:
         del self._kept[kept.session.session_id]
         self._idle.pop(kept.session.session_id, None)
-        for key in kept.ends:
-            found = self._by_text[key]
-            found.remove(kept)
+        for key in (*kept.ends, *kept.starts):
+            found = self._by_digest[key]
+            del found[kept]
             if not found:
-                del self._by_text[key]
+                del self._by_digest[key]
 
     @property
     def _oldest(self) -> _Kept:
@@ -263,21 +275,3 @@ def _head(sequence: Sequence) -> object:
 
 def _lends(kept: _Kept) -> bool:
     return kept.session.state.residency is Residency.DEVICE and not kept.session.busy
-
-
-def _said(turns: Iterable[Turn]) -> list[Message]:
-    return [message for turn in turns for message in turn.delta.messages]
-
-
-def _ends(session: _Session) -> list[bytes]:
-    said = _said(session.turns)
-    keys = _digests(session, said)
-    return [key for message, key in zip(said, keys, strict=True) if message.role == "assistant"]
-
-
-def _digests(session: _Session, messages: Iterable[Message]) -> Iterator[bytes]:
-    """Yield a digest of the messages up to each one; those of another tenant or adapter differ."""
-    digest = hashlib.sha256(repr((session.tenant, session.state.adapter)).encode())
-    for message in messages:
-        digest.update(repr(message.identity).encode())
-        yield digest.digest()

@@ -144,7 +144,9 @@ class Turns:
         """Roll back turns that no client came back for, and drop what no request has continued."""
         self.implicit.expire()
         for sequence in self.waiters.tick():
-            if sequence.status not in (Status.COMMITTING, Status.DONE):  # failed with another one
+            if sequence.ephemeral and sequence.status is Status.RUNNING:
+                self.finish(sequence, "cancelled")  # its client may send what it has of the reply
+            elif sequence.status not in (Status.COMMITTING, Status.DONE):  # failed with another one
                 gone = TurnGap("the turn was rolled back: its client was gone for too long")
                 self.fail(sequence, gone)
 

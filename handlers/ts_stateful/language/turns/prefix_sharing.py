@@ -39,11 +39,11 @@ class PrefixSharing:
         self._shared = shared
 
     def lend(self, sequence: Sequence) -> int:
-        """Give a session without KV states those of its system prompt, if there are any; return of how many ids."""
+        """Give a session that has fewer the KV states of its system prompt, if there are any; return of how many ids."""
         context = sequence.context
         opening, kept = self._opening(sequence)
         length = prefix_length(opening, self._media_tokens)
-        if context.kv.length or not 0 < length <= kept:
+        if not context.kv.length < length <= kept:
             return 0
         key = _key(sequence, length)
         if context.prefix is None or context.prefix.key != key:
@@ -65,12 +65,13 @@ class PrefixSharing:
         """Return the ids of the system prompt and of what always follows it, and how many of them the turn begins with."""
         if isinstance(sequence.command, Open):
             return sequence.ids, len(sequence.ids)
-        system = self._system(sequence)
+        command, system = sequence.command, self._system(sequence)
         if not system:
             kept = sequence.extension.keep if sequence.extension else 0
             return sequence.context.opening.ids, kept
         try:
-            ids = self._text.opening(Dialogue(Delta(messages=system)), [])
+            tools = command.tools if isinstance(command, Chat) else ()
+            ids = self._text.opening(Dialogue(Delta(messages=system)), [], tools)
         except InvalidRequest:  # a template that takes it only before what follows
             return (), 0
         return ids, common_prefix(ids, sequence.ids)

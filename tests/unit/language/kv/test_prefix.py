@@ -71,6 +71,20 @@ def test_a_client_side_conversation_finds_it_too(model: Model) -> None:
     reference_reply(model, harness, "d", 6)
 
 
+def test_tools_belong_to_it() -> None:
+    """Agents begin with the same ones, and templates show them within the system prompt."""
+    harness = Harness(calling())
+    tool = Tool("count", "Count shapes.", {"type": "object", "properties": {}})
+    found = []
+    for name, text in (("a", "What is it?"), ("b", "Which one?")):
+        said = (Said("system", (SYSTEM,)), Said("user", (text,)))
+        command = Chat(session_id=name, messages=said, tools=(tool,), max_new_tokens=6)
+        found.append(harness.ask(command, creates_session=True, ephemeral=True))
+        harness.engine.table.reserve.evict()  # which would lend its own
+    assert cached(found[0]) == 0
+    assert found[1]["usage"]["prompt_tokens"] - cached(found[1]) < 32
+
+
 def test_it_outlives_the_sessions_that_opened_with_it(model: Model) -> None:
     """The next session finds it, within the budget for unused entries."""
     harness = Harness(model)
@@ -138,6 +152,7 @@ def test_a_fork_that_begins_with_tools_teaches_it_nothing(monkeypatch: pytest.Mo
         first = ask(harness, "a", question)
     ask(harness, "b", question, Said("assistant", (first["text"],)), other, tools=(tool,))
     assert harness.engine.stats().implicit_continued == 1
+    harness.engine.table.reserve.evict()  # or the first one would lend its own
     found = ask(harness, "c", other)
     assert cached(found) == 0
     assert found["text"] == ask(Harness(model), "c", other)["text"]
