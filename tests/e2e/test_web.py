@@ -166,6 +166,13 @@ def test_other_hosts_get_nothing(url: str) -> None:
     assert answer.headers["Referrer-Policy"] == "no-referrer"
     assert httpx.get(url, headers={"Host": "example.com"}).status_code == 400
     assert httpx.get(f"{url}/gradio_api/file={ROOT}/setup.cfg").status_code == 403
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
+        sent = httpx.post(
+            f"{url}/gradio_api/upload",
+            headers={"Sec-Fetch-Site": site},
+            files={"files": ("a.png", b"content")},
+        )
+        assert sent.status_code == status
 
 
 def test_a_conversation_goes_on_in_forks(tab: WebPage) -> None:
@@ -354,7 +361,7 @@ def test_escape_stops_a_reply(browser: Browser, served: Served) -> None:
 
 
 def test_odd_replies_are_read_and_heard(browser: Browser) -> None:
-    """A wide table scrolls by itself, and a screen reader gets each reply once."""
+    """A wide table scrolls by itself, a screen reader gets each reply once, and paper all of them."""
     wide = "| long words " * 30 + "|\n" + "|---" * 30 + "|"
     fake = FakeSessions(texts=deque(["one two", f"{wide}\n\nend"]))
     with (
@@ -376,6 +383,10 @@ def test_odd_replies_are_read_and_heard(browser: Browser) -> None:
         assert table is not None
         assert cell["width"] > 40
         assert table["width"] < 360
+        tab.page.set_viewport_size({"width": 1280, "height": 300})
+        tab.page.emulate_media(media="print")
+        assert not tab.pane().locator("textarea").is_visible()
+        assert tab.page.locator(".scroller").first.evaluate("e => e.scrollHeight == e.clientHeight")
 
 
 def test_a_restart_is_a_pause(tab: WebPage, served: Served) -> None:

@@ -227,7 +227,7 @@ def _session(one: SavedSession, *, is_shown: bool) -> str:
 def status_html(model: str, url: str, problem: str | None, refusal: str | None) -> str:
     """Show the server and its state."""
     state = "down" if problem or refusal else "up"
-    text = "server down" if problem else "not authenticated" if refusal else "connected"
+    text = "server down" if problem else "refused" if refusal else "connected"
     hint = problem or refusal or f"{model} at {url}"
     return (
         f'<span class="model">{escape(model)}</span>'

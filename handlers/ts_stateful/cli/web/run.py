@@ -13,10 +13,11 @@ from pathlib import Path
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio as gr
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ts_stateful.cli.chat.loop import ChatOptions
@@ -37,11 +38,15 @@ _POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; base-uri 'self';"
     " form-action 'self'; frame-ancestors 'none'"
 )
+_OTHERS = ("cross-site", "same-site")
 _MAX_UPLOAD_BYTES = 1_000_000_000  # the most that the client sends
 
 
 class _GuardedAnswers:
-    """Answers with headers for the browser that keep other pages, and other hosts, away."""
+    """Answers with headers for the browser that keep other pages, and other hosts, away.
+
+    What pages of others send, for instance uploads that fill the disk, is refused; browsers name it.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,7 +60,9 @@ class _GuardedAnswers:
                 headers["Referrer-Policy"] = "no-referrer"
             await send(message)
 
-        await self._app(scope, receive, guarded)
+        site = Headers(scope=scope).get("sec-fetch-site") if scope.get("method") == "POST" else None
+        answers = PlainTextResponse("Invalid origin", 403) if site in _OTHERS else self._app
+        await answers(scope, receive, guarded)
 
 
 def serve_page(

@@ -88,7 +88,7 @@ def test_a_malformed_url_is_shown_as_it_is() -> None:
 def test_the_state_of_the_server_is_shown() -> None:
     """A server that is down is a state with its reason, and a failed request of it an error in words."""
     assert "connected" in status_html("model", "grpc://host", None, None)
-    assert "not authenticated" in status_html("model", "grpc://host", None, "expired")
+    assert "refused" in status_html("model", "grpc://host", None, "expired")
     assert 'title="no route"' in status_html("model", "grpc://host", "no route", None)
     assert "The server does not answer." in error_html(ServerUnreachable("no route"))
     assert "<b>invalid_request</b> no <code>seed</code>" in error_html(
