@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import shutil
@@ -171,6 +172,9 @@ def _finish(process: subprocess.Popen[str], work: Path, report: Report | None) -
                 raise
     if process.returncode != 0:
         reason = (errors.strip().splitlines() or ["no reason"])[-1]
+        kind, _, files = reason.partition("shutil.Error: ")
+        if not kind and files:  # a list of sources, targets and reasons, which may have every file
+            reason = ast.literal_eval(files)[0][2]
         raise PackingFailed(f"torch-model-archiver failed: {reason}")
 
 
