@@ -76,8 +76,8 @@ def diagnose_workers(evidence: Evidence, *, was_replaced: bool) -> Diagnosis:
     """Explain evidence without a request. `was_replaced`: the worker before was lost, too, perhaps to the same queue."""
     description = evidence.description
     if evidence.is_unregistered:
-        message = f"TorchServe has no model {evidence.model}: its repair stopped halfway"
-        return Diagnosis([error("model", message, "none is needed: the server repeats the repair")])
+        message = f"TorchServe has no model {evidence.model}: it was unregistered, or its repair stopped halfway"
+        return Diagnosis([error("model", message, "none is needed: a repair is repeated")])
     if not isinstance(description, Description) or not evidence.has_exited:
         return Diagnosis([])
     message = f"the process of {evidence.model} exited, and TorchServe starts no other that works"

@@ -348,6 +348,7 @@ def test_a_watch_ends_with_its_model(watched: Watched) -> None:
     watched.machine.error = _MISSING
     watched.machine.kill()
     assert watched.look(3) == []
+    assert "it was unregistered" in watched.said
     assert watched.is_over
 
 
