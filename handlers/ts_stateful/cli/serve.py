@@ -27,7 +27,7 @@ from ts_stateful.torchserve.server import TorchServe, TorchServeSettings, settin
 
 __all__ = ["make_torchserve", "serve"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -35,9 +35,10 @@ def serve(options: argparse.Namespace) -> int:
     if problem := _problem(options):
         sys.stderr.write(f"error: {problem}\n")
         return 2
-    # A shell may have started this with SIGINT ignored.
+    # A shell may have started this with SIGINT ignored; with `nohup`, it is to outlive its terminal.
     for number in _SIGNALS:
-        signal.signal(number, _interrupt)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     try:
         make = _asgi if options.front == "asgi" else make_torchserve
         with make(options) as server:

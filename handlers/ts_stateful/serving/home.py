@@ -15,7 +15,7 @@ from ts_stateful.serving.local import ServerFailed
 __all__ = ["make_home", "temporary_folder"]
 
 _LOCK = "server.lock"
-_MAX_BASE = 70  # bytes, before /ts-12345678/tmp/.ts.sock.12345, of the 108 that the kernel takes
+_MAX_BASE = 76  # bytes, before /ts-12345678/tmp/.ts.sock.12345, of the 107 that the kernel takes
 
 
 def make_home() -> tuple[Path, int]:

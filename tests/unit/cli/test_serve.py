@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from ts_stateful.cli import main
 from ts_stateful.cli.parser import build_parser
 from ts_stateful.cli.serve import make_torchserve
 from ts_stateful.torchserve.server import settings_file
+
+COUNTER = Path(__file__).parents[3] / "examples" / "counter"
 
 
 @pytest.mark.parametrize("front", ["asgi", "torchserve"])
@@ -148,6 +153,35 @@ def test_a_second_interrupt_lets_the_stop_finish(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
     assert done.stderr == "stopping after the running turns\n"
+
+
+@pytest.mark.parametrize("before", ["", "trap '' HUP; "])
+def test_a_server_ends_with_its_terminal(before: str, tmp_path: Path) -> None:
+    """And leaves nothing, unless it is to ignore that, as after `nohup`."""
+    for path in (COUNTER / "model-config.yaml", COUNTER / "model" / "counter.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    ports = " ".join(f"--{name}-port 0" for name in ("http", "management", "metrics", "grpc"))
+    command = f"{before}exec {sys.executable} -m ts_stateful.cli serve {tmp_path} {ports}"
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        subprocess.Popen(
+            ["sh", "-c", command],
+            env={**os.environ, "TMPDIR": temporary},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as server,
+    ):
+        assert server.stderr is not None
+        assert server.stdout is not None
+        next(line for line in server.stderr if "starting engine" in line)
+        server.send_signal(signal.SIGHUP)
+        if before:
+            next(line for line in server.stdout if line == "ready\n")
+            server.terminate()
+        assert "stopping after the running turns\n" in server.communicate()[1]
+        assert server.returncode == 0
+        assert not list(Path(temporary).glob("ts-????????"))
 
 
 def test_the_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ CHILD = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary folder of the test's own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of the test's own, with a short path."""
+    with tempfile.TemporaryDirectory() as made:
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        yield Path(made)
 
 
 def test_the_folder_of_a_killed_server_is_removed() -> None:
@@ -60,7 +62,7 @@ def test_without_a_temporary_folder_for_sockets_the_remedy_is_named(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither on a read-only file system, nor where the path is too long for TorchServe's sockets."""
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary / ("x" * 70)))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary / ("x" * 76)))
     with pytest.raises(ServerFailed, match="TMPDIR is too long"):
         make_home()
     monkeypatch.setattr(tempfile, "tempdir", None)
