@@ -27,6 +27,7 @@ from ts_stateful.recurrent.step_records import (
     StepEntry,
 )
 from ts_stateful.session_log.journal import Done, Journal
+from ts_stateful.session_log.log import Known
 from ts_stateful.session_log.ownership import Doubtful
 from ts_stateful.sessions.session import Session
 from ts_stateful.store.ordered_calls import StoreCalls
@@ -115,6 +116,8 @@ class StepPersistence(NoStepPersistence):
         self._commit_every = settings.commit_every
         self._pool = pool
         self._doubtful: LRU[str, Doubtful] = LRU(frontend.max_sessions)
+        # Logs of closed sequences that the store failed to remove; their ids may be used again meanwhile.
+        self._unremoved: LRU[str, Known] = LRU(frontend.max_sessions)
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], FoundSequence]:
         """See `ModelKind`."""
@@ -194,6 +197,8 @@ class StepPersistence(NoStepPersistence):
         def done(outcome: Any) -> None:
             if isinstance(outcome, Exception):
                 logger.warning("a sequence could not be removed from the store: %s", outcome)
+                if reason == "closed":
+                    self._unremoved[session_id] = position.known
             then(outcome)
             self._core.waiting.release(session_id)
 
@@ -249,7 +254,7 @@ class StepPersistence(NoStepPersistence):
     def restored(self, session_id: str, found: FoundSequence) -> _Session | None:
         """See `NoStepPersistence`."""
         self._doubtful.pop(session_id, None)  # only now: a search that failed took nothing back
-        if not found.entries:
+        if not found.entries or self._unremoved.get(session_id) == found.position.known:
             return None
         first, last = found.entries[0], found.entries[-1]
         state = SequenceState(self._pool)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.store_engines import FailingStore
 from tests.support.sums import (
     EVERY,
     Killed,
@@ -41,6 +42,26 @@ def test_a_sequence_goes_on_in_one_place(start: Start) -> None:
     assert [total(second.ask(add(1))) for _ in range(4)] == [2, 3, 4, 5]
     assert code(first.ask(add(1))) == "session_moved"
     assert total(first.ask(add(1))) == 6
+
+
+@EVERY
+def test_a_closed_sequence_that_the_store_kept_does_not_go_on(every: int) -> None:
+    """Its id is that of a new sequence, which the later removal spares."""
+    store = FailingStore()
+    start = starter(store)
+    engine = start(every)
+    for number in (5, 6):
+        engine.ask(add(number))
+    store.fails = True
+    assert engine.ask(Close(session_id="a"))["closed"]
+    store.fails = False
+    assert code(engine.ask(Info(session_id="a"))) == "session_closed"
+    assert [total(engine.ask(add(1))) for _ in range(2)] == [1, 2]
+    engine.clock.now += 30
+    engine.engine.tick()
+    engine.run()
+    assert total(engine.ask(add(1))) == 3
+    assert total(start(every).ask(add(1))) == 4
 
 
 def test_a_sequence_that_ended_elsewhere_is_not_read(start: Start) -> None:
