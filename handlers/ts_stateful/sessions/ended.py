@@ -7,12 +7,7 @@ from typing import NamedTuple
 from lru import LRU
 
 from ts_stateful.clock import Clock
-from ts_stateful.protocol.errors import (
-    SessionClosed,
-    SessionError,
-    SessionExpired,
-    SessionNotFound,
-)
+from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
 
 __all__ = ["EndedSessions"]
 
