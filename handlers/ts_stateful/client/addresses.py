@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import ssl
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+import httpx
 
 __all__ = ["Address", "parse_address"]
 
@@ -54,6 +56,20 @@ class Address(NamedTuple):
                 raise ValueError(f"ca_file {ca_file} has no PEM certificates: {error}") from None
         # Not used, so it trusts no certificate: loading the system's takes longer than a request.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+    def http_client(self, ca_file: str | Path | None, **options: Any) -> httpx.Client:
+        """Return a client with the certificates and proxies for this address.
+
+        Raises:
+            ValueError: a file holds no certificates, or a variable names no proxy that can be used.
+        """
+        verify = self.tls_context(ca_file)
+        try:
+            return httpx.Client(verify=verify, trust_env=self.through_proxy, **options)
+        except (httpx.InvalidURL, ImportError) as error:
+            raise ValueError(
+                f"https_proxy, all_proxy or no_proxy cannot be used: {error}"
+            ) from None
 
 
 def parse_address(url: str) -> Address:

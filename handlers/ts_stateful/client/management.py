@@ -91,11 +91,10 @@ class Management:
             raise ValueError(f"the management API needs an HTTP URL, not {url!r}")
         self.url = url
         self.is_local = not address.through_proxy
-        self._http = httpx.Client(
+        self._http = address.http_client(
+            ca_file,
             base_url=f"{address.scheme}://{address.authority}{address.path}",
             headers={} if token is None else {"Authorization": f"Bearer {token}"},
-            verify=address.tls_context(ca_file),
-            trust_env=address.through_proxy,
         )
 
     def models(self) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.fake_client import PROFILES, TORCHSERVE, FakeTime, connected
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from tests.support.worker import eventually
-from ts_stateful.client import ConnectionClosed, ServerRefused
+from ts_stateful.client import ConnectionClosed, ServerRefused, connect
 from ts_stateful.client.connection import Connection
 from ts_stateful.client.transports.transport import Events, Transport
 from ts_stateful.protocol.requests import Command, Hello, Prompt
@@ -126,3 +126,10 @@ def test_a_cancel_does_not_wait_for_streams() -> None:
         streams = [iter(server.open().prompt("Hello")) for _ in range(101)]
         assert all(next(stream) for stream in streams)
         assert server.open().cancel(timeout_s=30)
+
+
+def test_a_malformed_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the variables of the environment, as a malformed URL is."""
+    monkeypatch.setenv("https_proxy", ":::")
+    with pytest.raises(ValueError, match="https_proxy, all_proxy or no_proxy"):
+        connect("https://server.example").hello()

@@ -62,6 +62,13 @@ def test_a_slow_answer_is_given_up(site: Site) -> None:
         UrlSource(f"{site.url}/slow", 5.0, StepClock(10.0)).read()
 
 
+def test_a_malformed_proxy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the variables that name one."""
+    monkeypatch.setenv("https_proxy", ":::")
+    with pytest.raises(KeysUnreadable, match="https_proxy, all_proxy or no_proxy"):
+        UrlSource("https://issuer.example/keys", 1.0, FakeClock()).read()
+
+
 def test_a_missing_server_is_reported() -> None:
     """With its URL."""
     with pytest.raises(KeysUnreadable, match=r"127\.0\.0\.1:1"):

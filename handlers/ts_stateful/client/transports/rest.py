@@ -41,10 +41,9 @@ class HttpTransport:
             path += f"/predictions/{quote(options.model, safe='')}"
         self._url = f"{address.scheme}://{address.authority}{path}"
         self._session_header = options.session_header
-        self._http = httpx.Client(
+        self._http = address.http_client(
+            options.ca_file,
             headers=options.headers,
-            verify=address.tls_context(options.ca_file),
-            trust_env=address.through_proxy,
             # Streams hold their connections, and a `cancel` cannot wait for one of them.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
         )
