@@ -19,10 +19,15 @@ def _end(number: int, _frame: FrameType | None) -> None:
     os.killpg(0, number)
 
 
+def _follow_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 if __name__ == "__main__":
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, _end)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _follow_parent()
     if os.getppid() != int(sys.argv[1]):
         sys.exit(1)
-    sys.exit(subprocess.call(sys.argv[2:]))
+    # This process alone is killed where the time is over.
+    sys.exit(subprocess.call(sys.argv[2:], preexec_fn=_follow_parent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -111,6 +112,22 @@ def test_a_compiler_ends_with_its_process(tmp_path: Path, builder: Builder) -> N
         process.wait()
         eventually(lambda: not is_read(content.fileno()))
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_compiler_that_takes_too_long_is_ended(
+    cache: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would leave a library that nothing removes."""
+    monkeypatch.setattr("ts_stateful.cpu_kernels.cache._COMPILE_S", 1)
+    command = builder.command(1)
+    source = Path(command[-1])
+    source.unlink()
+    os.mkfifo(source)  # the compiler waits for its content
+    with pytest.raises(subprocess.TimeoutExpired):
+        load_or_compile(cache, NAME, command)
+    eventually(lambda: not list(cache.iterdir()))
+    with contextlib.suppress(OSError):  # the part that reads has ended, too
+        os.close(os.open(source, os.O_WRONLY | os.O_NONBLOCK))
 
 
 def is_read(pipe: int) -> bool:
