@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,11 +176,8 @@ class ChatLoop:
         return self._talk
 
     def _add(self, add: Callable[[list[str]], None], noun: str, name: str) -> None:
-        is_quoted = name[:1] == name[-1:] and name[:1] in (
-            "'",
-            '"',
-        )  # as a terminal inserts a dropped file
-        add([name[1:-1] if is_quoted else name])
+        quoted = re.fullmatch(r"""(["'])(.+)\1""", name)  # as a terminal inserts a dropped file
+        add([quoted[2] if quoted else name])
         self._terminal.aside(f"the {noun} goes with the next prompt")
 
     def _show_files(self, argument: str) -> None:

@@ -13,7 +13,7 @@ __all__ = ["reply_parser"]
 _DISPLAYED = r"\\\[.{1,1000}?\\\]|\$\$.{1,1000}?\$\$"
 # Between single dollars as Pandoc has it: no space inside of them, and no digit after the last, as after "$5-$6".
 _FORMULA = re.compile(
-    rf"{_DISPLAYED}|\\\(.{{1,1000}}?\\\)|\$(?!\s)[^$\n]+(?<![\s\\])\$(?!\d)", re.DOTALL
+    rf"{_DISPLAYED}|\\\(.{{1,1000}}?\\\)|\$(?!\s)[^$`\n]+(?<![\s\\])\$(?!\d)", re.DOTALL
 )
 _BLOCK = re.compile(rf"(?:{_DISPLAYED})(?=[ \t]*(?:\n|\Z))", re.DOTALL)
 _MOST_NESTED = 100  # what is deeper is not shown

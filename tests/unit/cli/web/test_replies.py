@@ -50,6 +50,7 @@ def test_a_link_opens_apart() -> None:
             "<p>so</p>\n<pre><code>\\[\na \\\\\n+ b\n\\]\n</code></pre>",
         ),
         ("$5 and $6, $5-$6, \\$x", "<p>$5 and $6, $5-$6, $x</p>"),
+        ("$5 of `a$`", "<p>$5 of <code>a$</code></p>"),
         (r"`\(` and \(", r"<p><code>\(</code> and (</p>"),
     ],
 )
