@@ -67,9 +67,8 @@ class Address(NamedTuple):
         try:
             return httpx.Client(verify=verify, trust_env=self.through_proxy, **options)
         except (httpx.InvalidURL, ImportError) as error:
-            raise ValueError(
-                f"https_proxy, all_proxy or no_proxy cannot be used: {error}"
-            ) from None
+            names = "http_proxy, https_proxy, all_proxy or no_proxy"
+            raise ValueError(f"{names} cannot be used: {error}") from None
 
 
 def parse_address(url: str) -> Address:

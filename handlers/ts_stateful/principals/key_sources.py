@@ -69,10 +69,9 @@ class UrlSource:
                     data = _bounded(data + chunk, self._url)
                     if self._clock.monotonic() > ends_at:
                         raise KeysUnreadable(f"{self._url}: not sent in {self._timeout_s:g} s")
-        except (httpx.InvalidURL, ImportError) as error:
-            raise KeysUnreadable(
-                f"https_proxy, all_proxy or no_proxy cannot be used: {error}"
-            ) from None
+        except (httpx.InvalidURL, ImportError, ValueError) as error:
+            names = "http_proxy, https_proxy, all_proxy or no_proxy"
+            raise KeysUnreadable(f"{names} cannot be used: {error}") from None
         except httpx.HTTPError as error:
             raise KeysUnreadable(f"{self._url}: {error or type(error).__name__}") from None
         return data

@@ -131,5 +131,5 @@ def test_a_cancel_does_not_wait_for_streams() -> None:
 def test_a_malformed_proxy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the variables of the environment, as a malformed URL is."""
     monkeypatch.setenv("https_proxy", ":::")
-    with pytest.raises(ValueError, match="https_proxy, all_proxy or no_proxy"):
+    with pytest.raises(ValueError, match="http_proxy, https_proxy, all_proxy or no_proxy"):
         connect("https://server.example").hello()

@@ -62,10 +62,11 @@ def test_a_slow_answer_is_given_up(site: Site) -> None:
         UrlSource(f"{site.url}/slow", 5.0, StepClock(10.0)).read()
 
 
-def test_a_malformed_proxy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("proxy", [":::", "ftp://proxy"])
+def test_a_malformed_proxy_is_reported(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the variables that name one."""
-    monkeypatch.setenv("https_proxy", ":::")
-    with pytest.raises(KeysUnreadable, match="https_proxy, all_proxy or no_proxy"):
+    monkeypatch.setenv("https_proxy", proxy)
+    with pytest.raises(KeysUnreadable, match="http_proxy, https_proxy, all_proxy or no_proxy"):
         UrlSource("https://issuer.example/keys", 1.0, FakeClock()).read()
 
 
