@@ -47,5 +47,6 @@ def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     if not silent:
         state.line = after
         token = state.push("fence", "code", 0)
-        token.content, token.map = f"{found[0]}\n", [start, after]
+        lines = state.getLines(start, after, state.sCount[start], False)  # without marks of quotes
+        token.content, token.map = f"{lines}\n", [start, after]
     return True

@@ -49,6 +49,10 @@ def test_a_link_opens_apart() -> None:
             "so\n\\[\na \\\\\n+ b\n\\]\n",
             "<p>so</p>\n<pre><code>\\[\na \\\\\n+ b\n\\]\n</code></pre>",
         ),
+        (
+            "> $$\n> a\n> $$",
+            '<blockquote dir="auto">\n<pre><code>$$\na\n$$\n</code></pre>\n</blockquote>',
+        ),
         ("$5 and $6, $5-$6, \\$x", "<p>$5 and $6, $5-$6, $x</p>"),
         ("$5 of `a$`", "<p>$5 of <code>a$</code></p>"),
         (r"`\(` and \(", r"<p><code>\(</code> and (</p>"),
