@@ -12,12 +12,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import Message, Receive, Scope, Send
 
-from ts_stateful.protocol.errors import (
-    InvalidRequest,
-    MediaTooLarge,
-    RequestTimeout,
-    ServerBusy,
-)
+from ts_stateful.protocol.errors import InvalidRequest, MediaTooLarge, RequestTimeout, ServerBusy
 
 __all__ = ["BodyReader", "BodyTooLong", "Disconnected", "leave_unread"]
 

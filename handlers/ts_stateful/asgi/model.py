@@ -15,13 +15,7 @@ from msgspec import structs
 from ts_stateful.asgi.source import ModelSource
 from ts_stateful.config.environment import with_environment
 from ts_stateful.config.schema import load_config
-from ts_stateful.frontend.assemble import (
-    Ends,
-    ServedName,
-    body_limits,
-    check_model,
-    make_intake,
-)
+from ts_stateful.frontend.assemble import Ends, ServedName, body_limits, check_model, make_intake
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.metrics.prometheus import MeasuredModel

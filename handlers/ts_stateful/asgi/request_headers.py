@@ -15,13 +15,7 @@ from ts_stateful.frontend.parsing.headers import (
     dialogue_of,
 )
 
-__all__ = [
-    "grpc_headers",
-    "http_headers",
-    "infer_headers",
-    "texts",
-    "with_underscores",
-]
+__all__ = ["grpc_headers", "http_headers", "infer_headers", "texts", "with_underscores"]
 
 _HEADER_LENGTH: Final = HEADER_LENGTH.lower()
 

@@ -37,10 +37,7 @@ def make_app(models: Models, bodies: BodyReader, *, names_requests: bool = True)
     predictions, openai = Predictions(models, bodies), OpenAiRoot(models, bodies)
     base = "" if models.of_openai[0].config.state else "/v1 (the base URL of OpenAI's clients), "
     return Starlette(
-        middleware=[
-            Middleware(_Correlated, names_requests=names_requests),
-            *_cross_origin(models),
-        ],
+        middleware=[Middleware(_Correlated, names_requests=names_requests), *_cross_origin(models)],
         exception_handlers=refuse_other_paths(
             f"/predictions/{next(iter(models)).name}, {base}/v2, /invocations, {_PROBES}"
         ),

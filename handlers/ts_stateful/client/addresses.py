@@ -89,8 +89,5 @@ def parse_address(url: str) -> Address:
         raise ValueError(f"the gRPC URL {url!r} has a path; remove it")
     port = parts.port  # raises for a port that is not a number up to 65535
     return Address(
-        parts.scheme,
-        parts.hostname,
-        _DEFAULT_PORTS[parts.scheme] if port is None else port,
-        path,
+        parts.scheme, parts.hostname, _DEFAULT_PORTS[parts.scheme] if port is None else port, path
     )

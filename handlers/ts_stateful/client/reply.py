@@ -259,10 +259,7 @@ class Reply:
         while True:
             asked_at = clock.monotonic()
             command = Continue(
-                session_id=self.session_id,
-                turn=self.turn,
-                after=self._num_chars,
-                wait_ms=_WAIT_MS,
+                session_id=self.session_id, turn=self.turn, after=self._num_chars, wait_ms=_WAIT_MS
             )
             body = self._calls.ask(command, self._attempts.deadline)
             yield (event := parse(body, TurnAnswer, self.session_id))

@@ -13,13 +13,7 @@ from msgspec import Struct
 
 from ts_stateful.process.private import make_private, user_folder
 
-__all__ = [
-    "STATE_FOLDER",
-    "EngineSpec",
-    "engine_files",
-    "keep_logs",
-    "runtime_folder",
-]
+__all__ = ["STATE_FOLDER", "EngineSpec", "engine_files", "keep_logs", "runtime_folder"]
 
 STATE_FOLDER = "TS_STATEFUL_STATE_DIR"
 """The variable that names a folder for what outlives the server, such as the default store."""

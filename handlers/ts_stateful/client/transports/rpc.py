@@ -179,8 +179,6 @@ class GrpcTransport:
         requests: Outgoing = queue.SimpleQueue()
         requests.put(request)
         responses = (stub or self._stub).StreamPredictions2(
-            iter(requests.get, None),
-            timeout=timeout_s,
-            metadata=self._builder.metadata(session_id),
+            iter(requests.get, None), timeout=timeout_s, metadata=self._builder.metadata(session_id)
         )
         return GrpcCall(responses, request.ByteSize(), requests)

@@ -39,11 +39,7 @@ def check_config(
     """
     findings = [*check_access(config), *check_device(config.engine)]
     if torchserve:
-        findings += [
-            *check_modes(config.frontend),
-            *check_places(config),
-            *check_timing(config),
-        ]
+        findings += [*check_modes(config.frontend), *check_places(config), *check_timing(config)]
     if config.state is not None:
         findings += check_states(config.frontend, config.state)
     else:
