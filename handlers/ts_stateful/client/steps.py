@@ -216,7 +216,8 @@ class Steps:
         self, inputs: Mapping[str, Any], *, end: bool = False, timeout_s: float | None = None
     ) -> tuple[Step, dict[str, bytes]]:
         """Return the next step, after the answer to another one that has none yet."""
-        raw = {name: bytes(data) for name, data in inputs.items() if _is_raw(data)}
+        kinds = (bytes, bytearray, memoryview)
+        raw = {name: bytes(data) for name, data in inputs.items() if isinstance(data, kinds)}
         # Encoded here: the caller may change a list after a failure.
         tensors = tuple(
             InputTensor(name=name, data=msgspec.Raw(encode(data, name)))
@@ -235,7 +236,3 @@ class Steps:
             turn=self._num_sent + 1,
         )
         return command, raw
-
-
-def _is_raw(data: object) -> bool:
-    return isinstance(data, bytes | bytearray | memoryview)

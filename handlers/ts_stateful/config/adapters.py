@@ -70,11 +70,7 @@ def read_adapter(name: str, folder: Path) -> AdapterFiles:
     if not names:
         raise ConfigError(f"{key}: {ADAPTER_WEIGHTS} is empty")
     layers = dict.fromkeys(match[1] for name in names if (match := _NAME.fullmatch(name)))
-    half = next((path for path in layers if not _is_pair(path, names)), None)
-    if half is not None:
-        raise ConfigError(f"{key}: {ADAPTER_WEIGHTS} has only one of A and B of `{half}`")
+    for path in layers:
+        if not all(tensor_name(path, which) in names for which in "AB"):
+            raise ConfigError(f"{key}: {ADAPTER_WEIGHTS} has only one of A and B of `{path}`")
     return AdapterFiles(fields, list(layers), sum(map(math.prod, shapes.values())))
-
-
-def _is_pair(layer: str, names: list[str]) -> bool:
-    return all(tensor_name(layer, which) in names for which in "AB")

@@ -62,7 +62,8 @@ def runtime_folder(frontend_pid: int, *identity: object) -> Path:
     Raises:
         RuntimeError: the folder belongs to another user.
     """
-    return make_private(user_folder() / f"{frontend_pid}-{_digest(identity)}")
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
+    return make_private(user_folder() / f"{frontend_pid}-{digest}")
 
 
 def engine_files(home: Path, suffix: str) -> list[Path]:
@@ -80,7 +81,3 @@ def keep_logs(home: Path, state_folder: Path) -> Path:
         with contextlib.suppress(OSError):
             shutil.copy(path, logs / path.name)
     return logs
-
-
-def _digest(identity: object) -> str:
-    return hashlib.sha256(repr(identity).encode()).hexdigest()[:12]

@@ -41,7 +41,6 @@ class SessionsReplica:
 
     async def __init__(self, arguments: RayArguments) -> None:  # type: ignore[misc] # Ray awaits it
         configure_logs("replica")
-        # Short, because it has the engines' Unix sockets, whose paths are limited to about 100 characters.
         self._home = Path(tempfile.mkdtemp(prefix="ts-"))
         self._temporary = self._home / "tmp"
         self._temporary.mkdir(mode=0o700)

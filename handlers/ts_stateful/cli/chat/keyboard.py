@@ -66,7 +66,7 @@ class TypedLines:
         from prompt_toolkit.validation import Validator  # noqa: PLC0415
 
         keys = KeyBindings()
-        keys.add("escape", "enter")(_feed_line)
+        keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
         keys.add("enter")(_send)
         files = dict.fromkeys(("/image", "/audio", "/save"), PathCompleter(expanduser=True))
         self._session: PromptSession[str] = PromptSession(
@@ -102,10 +102,6 @@ def lines_of(stream: TextIO, commands: tuple[str, ...], *, keeps_history: bool) 
 def is_utf8(line: str) -> bool:
     """Return False if bytes of the line could not be decoded."""
     return not any("\ud800" <= character <= "\udfff" for character in line)
-
-
-def _feed_line(event: KeyPressEvent) -> None:
-    event.current_buffer.insert_text("\n")
 
 
 def _send(event: KeyPressEvent) -> None:

@@ -35,7 +35,7 @@ class StatesSize:
     @classmethod
     def of(cls, states: Sequence[State]) -> StatesSize:
         """Compute the size of declared states; a growing one has room for its `max` from the beginning."""
-        total = sum(_num_bytes(state) for state in states)
+        total = sum(s.num_elements * (s.max or 1) * _ITEM_BYTES[s.datatype] for s in states)
         terms = " + ".join(_term(state) for state in states)
         return cls(total, f"{terms} = {show_count(total)} bytes a sequence")
 
@@ -43,10 +43,6 @@ class StatesSize:
     def given(cls, num_bytes: int) -> StatesSize:
         """Return a size that the user has computed."""
         return cls(num_bytes, f"{show_bytes(num_bytes)} a sequence, as given", declared=False)
-
-
-def _num_bytes(state: State) -> int:
-    return state.num_elements * (state.max or 1) * _ITEM_BYTES[state.datatype]
 
 
 def _term(state: State) -> str:
