@@ -27,15 +27,12 @@ class Submitted(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Response]:
         """Return itself."""
-        ...
 
     async def __anext__(self) -> Response:
         """Return the next response."""
-        ...
 
     async def aclose(self) -> None:
         """Forget all of it; a request is dropped unless its answer is here. Idempotent."""
-        ...
 
 
 class SubmittedRequest:

@@ -18,11 +18,9 @@ class Answer(Protocol[_T_co]):
 
     def __aiter__(self) -> AsyncIterator[_T_co]:
         """Return the iterator of the messages."""
-        ...
 
     async def aclose(self) -> None:
         """Drop the request if it is not answered to the end."""
-        ...
 
 
 async def in_order(answers: AsyncIterator[Answer[_T_co]]) -> AsyncGenerator[_T_co, None]:

@@ -27,7 +27,6 @@ class RepairOutput(Protocol):
 
     def line(self, text: str = "") -> None:
         """Print a line."""
-        ...
 
 
 def repaired(

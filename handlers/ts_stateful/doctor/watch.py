@@ -24,11 +24,9 @@ class Examiner(Protocol):
     @property
     def management(self) -> Management:
         """The management API of its TorchServe."""
-        ...
 
     def examine(self, before: Evidence | None) -> tuple[Evidence, Diagnosis]:
         """Examine the model; `before` is the evidence of the last look."""
-        ...
 
 
 @dataclass(frozen=True)

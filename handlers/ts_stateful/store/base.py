@@ -57,35 +57,27 @@ class Store(Protocol):
         seconds (None: for ever) and may remove it at any time after that. A later call for the same key with a longer
         life prolongs it. So a value that several sessions share outlives the last of them.
         """
-        ...
 
     def get(self, key: str) -> bytes | None:
         """Return the value, or None if there is none."""
-        ...
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Return the values in the order of their keys. A remote backend needs no round trip for each."""
-        ...
 
     def list(self, prefix: str) -> Sequence[str]:
         """Return the keys below `prefix`, sorted."""
-        ...
 
     def delete(self, prefix: str) -> None:
         """Remove the value at `prefix`, if there is one, and all below it. Idempotent."""
-        ...
 
     def sweep(self) -> None:
         """Remove expired values, if the backend does not do so by itself. May take long."""
-        ...
 
     def capacity(self) -> Capacity:
         """Return how full the store is."""
-        ...
 
     def close(self) -> None:
         """Close connections. The store must not be used after this."""
-        ...
 
 
 def check_key(key: str) -> str:

@@ -28,7 +28,6 @@ class ResultQueue(Protocol):
 
     def put(self, action: Callable[[], None], /) -> None:
         """Add an action, from any thread."""
-        ...
 
 
 @dataclass(eq=False, slots=True)

@@ -28,7 +28,6 @@ class RequestSender(Protocol):
 
     def send(self, message: Submit) -> bool:
         """Send a request; return False if there is no engine."""
-        ...
 
 
 class InFlight(Struct, eq=False):

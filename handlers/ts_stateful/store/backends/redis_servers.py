@@ -68,7 +68,6 @@ class RedisServers(Protocol):
     @property
     def client(self) -> Any:
         """The client of redis-py for reads."""
-        ...
 
     def write(self, name: str, *command: Any) -> Any:
         """Run a command that changes the key `name` alone, or others of its slot. Return when the replicas have it.
@@ -76,19 +75,15 @@ class RedisServers(Protocol):
         Raises:
             StoreUnavailable: too few replicas have it in time. The server itself has it.
         """
-        ...
 
     def tagged(self, segment: str) -> str:
         """Return a segment of a key so that all keys that have it are in one slot."""
-        ...
 
     def memory(self) -> Sequence[Mapping[str, int]]:
         """Return the section `memory` of INFO of each server that takes writes."""
-        ...
 
     def close(self) -> None:
         """Close the connections."""
-        ...
 
 
 class OneServer:
