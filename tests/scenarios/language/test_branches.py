@@ -99,6 +99,16 @@ def test_what_is_written_or_prepared_does_not_wait(harness: Harness) -> None:
     assert [error(harness, each) for each in (first, second, third)] == [None, None, "queue_full"]
 
 
+def test_the_idle_time_begins_when_all_is_written(harness: Harness) -> None:
+    """Also of a session that goes back to an earlier turn, if the store takes its time."""
+    request = harness.submit(Rewind(session_id="s", to_turn=0))
+    harness.clock.now += 61
+    harness.engine.tick()
+    harness.run()
+    assert harness.last(request)["turn"] == 0
+    assert harness.ask(Info(session_id="s"))["turns"] == 0
+
+
 def test_a_branch_that_is_refused_leaves_no_session(model: Model, store: FailingStore) -> None:
     """Neither in the table nor in the store; a quota of one turn is enough for a branch."""
     quotas = {"handler": {"quotas": {"turnsInFlight": 1}}}

@@ -22,6 +22,7 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.events import EventKind
 from ts_stateful.protocol.requests import Cancel, Close, Fork, Image, Info, Open, Prompt, Rewind
+from ts_stateful.session_log.journal import GRACE_S
 from ts_stateful.sessions.session import Session
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -324,7 +325,8 @@ class LateSchedules(RuleBasedStateMachine):
             if spill is not None:
                 assert (spill._num_reading, spill._is_writing, len(spill._waiting)) == (0, False, 0)
         for harness in self.engines:
-            harness.clock.now += 3600  # what was written while a session ended, or it failed to
+            # What was written while a session ended, and one that had been adopted, stay to the end of their life.
+            harness.clock.now += 600 + GRACE_S
         self.store.sweep()
         assert not self.store.list("sessions")
         assert not self.store.list("kv")

@@ -76,7 +76,6 @@ class Turns:
             # Lent states may be of ids that are not in the log.
             context.kv.truncate(min(sequence.keep, self.implicit.valid(sequence)))
             context.failed = (sequence.number, error)
-            self._core.table.touch(session)
         self.scheduler.remove(sequence)
         self._leave(sequence)
         self.waiters.failed(sequence, error)
@@ -212,7 +211,6 @@ class Turns:
         context.images += sequence.images
         context.remember(sequence.urls)
         sequence.images = []
-        self._core.table.touch(session)
         self._leave(sequence)
         self.waiters.finished(sequence, turn)
         if sequence.ephemeral:
@@ -289,6 +287,7 @@ class Turns:
     def _leave(self, sequence: Sequence) -> None:
         sequence.status = Status.DONE
         self.release(sequence)
+        self._core.table.touch(sequence.session)  # the idle time begins when the work ends
         work = sequence.session.work
         was_first = work[0] is sequence
         work.remove(sequence)
