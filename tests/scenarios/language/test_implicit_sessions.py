@@ -286,3 +286,14 @@ def test_a_beginning_that_others_have_is_computed_once(model: Model) -> None:
     assert 16 <= cached(chats.say_alone(*asked("What is red?", "Tuesday"))) < length // 2 + 64
     cut = ("assistant", first["text"][:3])
     assert cached(chats.say_alone(*asked("What is red?"), cut, SQUARE)) >= length
+
+
+def test_the_longest_beginning_is_found_among_many() -> None:
+    """Many later conversations may begin with the same system prompt."""
+    chats = Chats(llama())
+    system = ("system", "Answer every question about what is here in one short word.")
+    first = chats.say_alone(system, COLOR)
+    for number in range(65):
+        chats.say_alone(system, ("user", f"{number}?"), checked=False)
+    asked = chats.say_alone(system, COLOR, ("assistant", "Red"), SQUARE)
+    assert cached(asked) >= first["usage"]["prompt_tokens"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 
 from ts_stateful.clock import Clock
 from ts_stateful.config.implicit import ImplicitConfig
@@ -29,7 +29,6 @@ __all__ = ["ImplicitSessions"]
 
 _MOST = 1000
 _CANDIDATES = 8  # of sessions with the same text, which differ in their images or in what follows
-_LENDERS = 64  # that are compared by their ids, of those with the longest known beginning
 _SHARE = 4  # of the device's bytes, a quarter
 _UNBOUNDED = 1_000_000_000  # bytes, where the device has no bound
 
@@ -129,8 +128,8 @@ class ImplicitSessions:
         most = valid = min(valid, own.length, last)
         for kept in self._alike(sequence):
             state = kept.session.state
-            if len(state.log) <= most or state.log[most] != sequence.ids[most]:
-                continue
+            if state.num_lent(last) <= most or state.log[most] != sequence.ids[most]:
+                continue  # comparing all ids takes longer
             length = same_states(state, sequence.ids, sequence.all_images, tokens)
             length = state.num_lent(min(length, last))
             if length >= max(most + 1, MIN_TOKENS):
@@ -229,8 +228,7 @@ class ImplicitSessions:
         """Return sessions that can lend, those with the longest beginning of the same ids first."""
         keys = reversed(starts_of(sequence.session, sequence.ids))
         found = chain.from_iterable(reversed(self._by_digest.get(key, {})) for key in keys)
-        able = (kept for kept in found if self._is_here(kept) and _lends(kept))
-        return dict.fromkeys(islice(able, _LENDERS))
+        return (kept for kept in dict.fromkeys(found) if self._is_here(kept) and _lends(kept))
 
     def _is_here(self, kept: _Kept) -> bool:
         """Return False for a session that was in the table, and has ended."""
