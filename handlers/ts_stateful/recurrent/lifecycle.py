@@ -98,7 +98,6 @@ class StepLifecycle:
     def fail(self, job: PendingStep, error: StatefulError) -> None:
         """Refuse a step: its sequence stands where the last step left it."""
         session = job.session
-        self._table.touch(session)
         if job.recorded is not None:
             self.lose(session, error)
             self._core.waiting.release(session.session_id, error=error)
@@ -187,7 +186,6 @@ class StepLifecycle:
 
     def _repeated(self, job: PendingStep, answered: Answered) -> None:
         """Take a step that was run again for its states."""
-        self._table.touch(job.session)
         job.session.state.last_answer = answered.repeatable
         self._leave(job)
         self._advance(job.session)
@@ -215,6 +213,7 @@ class StepLifecycle:
         left = job.session.work.pop(0)
         assert left is job
         self._ready.remove(job.session)
+        self._table.touch(job.session)  # the idle time begins when the work ends
 
     def _advance(self, session: _Session) -> None:
         """Put the first step that follows the last one into the next pass; refuse those before it."""
@@ -225,7 +224,6 @@ class StepLifecycle:
         state = job.session.state
         number = 1 if job.step.start else state.num_steps + 1
         if job.step.turn not in (None, number):
-            self._table.touch(job.session)
             error = gap(job.step.turn, number)
             if job.creates_session:
                 self._not_begun(job, error)

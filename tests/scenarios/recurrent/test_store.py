@@ -47,6 +47,20 @@ def test_another_engine_goes_on_where_the_last_one_stood(every: int, start: Star
     assert [answer["outputs"][2]["data"] for answer in answers] == [[True]] + [[False]] * 6
 
 
+def test_the_idle_time_begins_when_a_step_is_written(start: Start) -> None:
+    """The sequence of a client that waited for a slow store goes on."""
+    harness = start(sequence_max_idle_ms=60_000)
+    harness.ask(add(1))
+    request = harness.submit(add(2))
+    harness.pump()
+    harness.engine.step()
+    harness.clock.now += 61
+    harness.engine.tick()
+    harness.run()
+    assert total(harness.answer(request)) == 3
+    assert total(harness.ask(add(3))) == 6
+
+
 SCRIPT: Sequence[Request] = [
     *[add(number) for number in NUMBERS],
     add(7, end=True),
