@@ -111,7 +111,7 @@ def _map(found: list[Module]) -> list[Measure]:
     loose = [m.name for m in found if m.path.parent == PACKAGE and m.path.name != "__init__.py"]
     long = [f"{m.name} ({m.num_lines})" for m in found if m.num_lines > _MAX_FILE_LINES]
     return [
-        Measure("lines of source", sum(m.num_lines for m in found), 57_800, []),
+        Measure("lines of source", sum(m.num_lines for m in found), 58_000, []),
         Measure("files in the largest flat folder", folders[largest], 20, [largest.name]),
         Measure("loose modules at the package's top", len(loose), 3, loose),
         Measure(f"files over {_MAX_FILE_LINES} lines", len(long), 0, long),
