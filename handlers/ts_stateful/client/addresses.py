@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from ts_stateful.client.errors import ClientError
+
 __all__ = ["Address", "parse_address"]
 
 _DEFAULT_PORTS = {"grpc": 7070, "grpcs": 443, "http": 8080, "https": 443}
@@ -62,13 +64,16 @@ class Address(NamedTuple):
 
         Raises:
             ValueError: a file holds no certificates, or a variable names no proxy that can be used.
+            ClientError: it names a SOCKS proxy, and socksio is not installed.
         """
         verify = self.tls_context(ca_file)
         try:
             return httpx.Client(verify=verify, trust_env=self.through_proxy, **options)
-        except (httpx.InvalidURL, ImportError) as error:
+        except httpx.InvalidURL as error:
             names = "http_proxy, https_proxy, all_proxy or no_proxy"
             raise ValueError(f"{names} cannot be used: {error}") from None
+        except ImportError as missing:  # of a SOCKS proxy
+            raise ClientError(str(missing)) from missing
 
 
 def parse_address(url: str) -> Address:

@@ -98,7 +98,7 @@ def _transport(url: str, options: TransportOptions) -> Transport:
         if address.is_grpc:
             return GrpcTransport(address, options)
         return HttpTransport(address, options)
-    except ImportError as missing:  # of boto3, or of httpx for a SOCKS proxy
+    except ImportError as missing:  # of boto3
         raise ClientError(str(missing)) from missing
 
 
