@@ -99,7 +99,7 @@ def test_a_client_that_sends_all_items_computes_only_what_is_new(client: OpenAI)
         items += shown(question) if number == 0 else [{"role": "user", "content": question}]
         response = client.responses.create(model="chat", input=items, store=number % 2 == 0)
         assert response.output_text == answer
-        assert (num_cached(response) > 50) is (number > 0)
+        assert number == 0 or num_cached(response) > 50  # others may lend the first one theirs
         items += [item.model_dump(exclude_none=True) for item in response.output]
 
 
@@ -120,7 +120,7 @@ def test_a_client_may_refer_to_replies(client: OpenAI) -> None:
             items.append({"role": "user", "content": question})
         response = client.responses.create(model="chat", input=items)
         assert response.output_text == answer
-        assert (num_cached(response) > 50) is (number > 0)
+        assert number == 0 or num_cached(response) > 50  # others may lend the first one theirs
         assert response.id.endswith(f"_{number + 1}")
         items += [{"type": "item_reference", "id": str(item.id)} for item in response.output]
     items[0] = {"role": "user", "content": "Something else."}
