@@ -90,11 +90,7 @@ async def _serve(settings: FrontSettings) -> None:
     admin_token = os.environ.pop(ADMIN_TOKEN, None)  # engines and decoders need it not
     forks = ForkServer()
     observation = Observation(os.environ)
-    models = Models([_model(source, forks) for source in settings.models])
-    models.metrics = observation.metrics
-    for model in models:
-        model.intake.observer = observation.of(model.name)
-    observation.registry.register(EngineMetrics(model.measured for model in models))
+    models = _observed_models(settings, forks, observation)
     bodies = BodyReader(settings.max_body_bytes, settings.body_idle_s)
     listeners = [
         (make_listener(make_app(models, bodies), settings, tls=settings.tls), settings.http_fd),
@@ -131,6 +127,17 @@ def _settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
+
+
+def _observed_models(
+    settings: FrontSettings, forks: ForkServer, observation: Observation
+) -> Models:
+    models = Models([_model(source, forks) for source in settings.models])
+    models.metrics = observation.metrics
+    for model in models:
+        model.intake.observer = observation.of(model.name)
+    observation.registry.register(EngineMetrics(model.measured for model in models))
+    return models
 
 
 def _model(source: ModelSource, forks: ForkServer) -> ModelFront:

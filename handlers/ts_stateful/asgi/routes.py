@@ -94,7 +94,6 @@ class _Correlated:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = scope["correlation"] = Correlation.of(Headers(raw=scope.get("headers", [])).items())
         pairs = known.pairs() if self._names_requests else known.pairs()[1:]
-
         has_begun = False
 
         async def send_named(message: Message) -> None:

@@ -16,9 +16,9 @@ _SHORTEST = 2
 _MATCH, _CERTAIN = 3, 6
 # A token of a draft costs about this share of a step, so a draft has to be right more often.
 _COST = 0.3
-_BYTES = 4  # of an id
 _WEIGHT = 0.3  # of the last draft in the share that is right
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 64  # tokens
+_BYTES = 4  # of an id
 
 
 class Match(NamedTuple):

@@ -108,7 +108,7 @@ class ImplicitSessions:
             lend_kv(source, fork, self._table)
             session.state, session.turns = fork, turns
         self._table.tally.changed(session)
-        self._add(session)
+        self._add(session, ends_of(session))
         self.num_continued += 1
 
     def lend(self, sequence: Sequence) -> int:
@@ -148,8 +148,8 @@ class ImplicitSessions:
         """Let others copy from an open session after a turn of it; it stays in the table."""
         if session.session_id in self._kept:
             self._remove(self._kept[session.session_id])
-        if self._is_on and ends_of(session):
-            self._add(session)
+        if self._is_on and (ends := ends_of(session)):
+            self._add(session, ends)
 
     def ended(self, sequence: Sequence) -> None:
         """Take the session of a request that has ended out of the table, and keep it for the next request."""
@@ -163,7 +163,7 @@ class ImplicitSessions:
             self._shared.keep(session.state.shared)
             return
         session.last_used = self._clock.monotonic()
-        kept = self._idle[session.session_id] = self._add(session)
+        kept = self._idle[session.session_id] = self._add(session, ends_of(session))
         kept.num_bytes, kept.head = num_bytes, _head(sequence)
         self.evict(max(0, self.num_bytes - self._budget))
         if len(self._idle) > _MOST:
@@ -234,8 +234,8 @@ class ImplicitSessions:
         """Return False for a session that was in the table, and has ended."""
         return kept.num_bytes is not None or kept.session in self._table.tally
 
-    def _add(self, session: _Session) -> _Kept:
-        kept = _Kept(session, ends_of(session), starts_of(session, session.state.log))
+    def _add(self, session: _Session, ends: list[bytes]) -> _Kept:
+        kept = _Kept(session, ends, starts_of(session, session.state.log))
         self._kept[session.session_id] = kept
         for key in (*kept.ends, *kept.starts):
             self._by_digest.setdefault(key, {})[kept] = None
