@@ -222,6 +222,20 @@ def test_what_cannot_be_compiled_is_refused(asked: ResponseFormat) -> None:
     assert harness.prompt("s", "Hi", max_new_tokens=2)["turn"] == 1
 
 
+def test_a_schema_may_have_notes() -> None:
+    """An unknown `format` is one. What a grammar cannot express is refused, unless the schema leaves it to the model."""
+    harness = Harness(llama())
+    harness.open("s")
+    texts = {"type": "array", "items": {"type": "string", "format": "password"}, "maxItems": 2}
+    unique = {**texts, "uniqueItems": True}
+    for schema in (texts, {**unique, "x-guidance": {"lenient": True}}):
+        asked = JsonSchema(schema)
+        answer = harness.prompt("s", "Hi", response_format=asked, max_new_tokens=NEW_TOKENS)
+        assert isinstance(json.loads(answer["text"]), list)
+    error = harness.prompt("s", "Hi", response_format=JsonSchema(unique))["error"]
+    assert error["message"].startswith('Unimplemented keys: ["uniqueItems"]: leave that to')
+
+
 def test_what_is_wrong_with_a_regex_is_named() -> None:
     """In one line."""
     harness = Harness(llama())

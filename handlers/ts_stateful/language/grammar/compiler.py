@@ -48,12 +48,16 @@ class CallsOrForm(msgspec.Struct, frozen=True):
 
 JSON_OPTIONS: Final[JsonCompileOptions] = {
     "coerce_one_of": True,
+    "lenient": True,  # keywords that no grammar has are warnings
     # Bounded, or a model could go on with blanks for ever.
     "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}",
 }
 """The kind of JSON that replies may have."""
 _DEADLINE_S = 30.0
 _REMEMBERED = 32  # compiled grammars
+# Warnings that refuse no schema. In JSON schema a `format` that is not known is a note.
+_HARMLESS = ("Unknown format", "oneOf")
+_LENIENT = {"lenient": True}  # of a schema, by which a client asks for no more than a grammar has
 
 
 def load_vocabulary(model: Model) -> LLTokenizer | InvalidRequest:
@@ -143,13 +147,13 @@ class GrammarCompiler:
 
 
 def _compile(vocabulary: LLTokenizer, asked: ResponseFormat | CallsOrForm) -> Matcher:
+    if not isinstance(asked, CallsOrForm):
+        return _matcher(vocabulary, asked)
+    if asked.form is not None:
+        _matcher(vocabulary, asked.form)  # its errors are not those of the tools
     try:
         return _matcher(vocabulary, asked)
     except InvalidRequest as error:
-        if not isinstance(asked, CallsOrForm):
-            raise
-        if asked.form is not None:
-            _matcher(vocabulary, asked.form)  # fails if the error is not one of the tools
         raise InvalidRequest(error.message, field="tools") from None
 
 
@@ -163,6 +167,10 @@ def _matcher(vocabulary: LLTokenizer, asked: ResponseFormat | CallsOrForm) -> Ma
     made = LLMatcher(vocabulary, text, log_level=0, limits=limits)
     matcher = Matcher(made, vocabulary.vocab_size)
     matcher.compute_mask()  # shows an error, and whether it takes too long
+    lost = [one for one in made.get_grammar_warnings() if not one.startswith(_HARMLESS)]
+    if lost and isinstance(asked, JsonSchema) and asked.schema.get("x-guidance") != _LENIENT:
+        remedy = f'leave that to the model by "x-guidance": {json.dumps(_LENIENT)} in the schema'
+        raise InvalidRequest(f"{lost[0]}: {remedy}, or leave it out", field=FIELD)
     return matcher
 
 

@@ -12,8 +12,6 @@ from ts_stateful.protocol.response_format import Grammar
 
 __all__ = ["grammar_of_calls"]
 
-_OPTIONS = {**JSON_OPTIONS, "lenient": True}  # keywords that no grammar has are left to the model
-
 
 def grammar_of_calls(
     template: ReplyTemplate,
@@ -36,7 +34,7 @@ def grammar_of_calls(
     for index, tool in enumerate(tools):
         head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
         # A schema of its own, because references in it begin at its root.
-        schema = {**(tool.parameters or {"type": "object"}), "x-guidance": _OPTIONS}
+        schema = {**(tool.parameters or {"type": "object"}), "x-guidance": JSON_OPTIONS}
         rules.append(f'body{index}: {json.dumps(head)} arguments{index} "}}"')
         rules.append(f"arguments{index}: %json {json.dumps(schema)}")
     return Grammar("\n".join(rules))
