@@ -43,6 +43,7 @@ _METHODS = {
     r"v1/(responses/[^/]+/input_items|conversations/[^/]+/items)": "GET, POST",
     r"v1/((responses|conversations)/[^/]+|conversations/[^/]+/items/[^/]+)": "GET, POST, DELETE",
 }
+_MODEL = re.compile(r"v1/models/(.+?)/*")
 _BAD_REQUEST, _NOT_FOUND = 400, 404
 
 
@@ -194,12 +195,12 @@ class OpenAiRoot(Predictions):
         await self._answer(scope, receive, send, Place(None, None, path))
 
     async def _named(self, model: ModelFront, parts: dict[str, bytes], path: str) -> ModelFront:
-        body = parts.get("body")
+        body, asked = parts.get("body"), _MODEL.fullmatch(path)
+        name = asked[1] if asked else None
         if len(self.models) > 1 and body is not None:
             with contextlib.suppress(msgspec.DecodeError):
                 name = split_deployment(path)[1] or msgspec.json.decode(body, type=_Named).model
-                return model if name is None else await self.models.find_named(name)
-        return model
+        return await self.models.find_named(name) if len(self.models) > 1 and name else model
 
     def _exchange(self, model: ModelFront, arrival: Arrival) -> AsyncGenerator[Response, None]:
         models = self.models.of_openai

@@ -220,14 +220,17 @@ def test_a_body_that_does_not_come_is_openais_error() -> None:
 
 @pytest.mark.parametrize("path", ["/predictions/nope/v1/chat/completions", "/v1/chat/completions"])
 def test_an_unknown_model_is_openais_error(path: str) -> None:
-    """It names all models that the server has."""
-    client = client_of(FakeFront("chat"), FakeFront("other"))
-    answer = client.post(path, json={**CHAT, "model": "nope"})
-    error = answer.json()["error"]
+    """It names all models that the server has. An empty name, which SageMaker's clients send, is no name."""
+    with client_of(FakeFront("chat"), FakeFront("other")) as client:
+        answer = client.post(path, json={**CHAT, "model": "nope"})
+        version = client.post("/predictions/chat/2.0/v1/chat/completions", json=CHAT)
+        assert client.get("/v1/models/nope").json() == answer.json()
+        assert client.get("/v1/models/other").json()["id"] == "other"
+        assert client.post("/v1/chat/completions", json={**CHAT, "model": ""}).status_code == 200
+    error, other = answer.json()["error"], version.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert "this server has chat, other" in error["message"]
-    version = client.post("/predictions/chat/2.0/v1/chat/completions", json=CHAT).json()["error"]
-    assert (version["type"], version["param"]) == ("invalid_request_error", "version")
+    assert (other["type"], other["param"]) == ("invalid_request_error", "version")
 
 
 @pytest.mark.parametrize("path", ["responses/resp_a_1", "conversations/conv_a", "models/nope"])
