@@ -75,12 +75,7 @@ BODY: Final = FieldTable(
     {"service_tier": ("auto", "default"), "store": (False,)},
 )
 MESSAGE: Final = FieldTable(
-    {
-        "annotations": ([],),
-        "audio": (),
-        "function_call": (),
-        "refusal": (),
-    },
+    {"audio": (), "function_call": (), "refusal": ("",)}, {"annotations": ([],)}
 )
 PART: Final = FieldTable(repeated=("type",))
 IMAGE_URL: Final = FieldTable(idle={"detail": ("auto",)})

@@ -68,9 +68,9 @@ class ChatMessage(CallFields, frozen=True, kw_only=True):
 
 
 def supported_message(fields: FieldFilter, message: dict[str, Any], place: str) -> dict[str, Any]:
+    if message.get("role") == "assistant" and message.get("content") is None:
+        message = {**message, "content": message.get("refusal") or "", "refusal": None}
     wanted = fields.supported(message, ChatMessage.__struct_fields__, MESSAGE, place)
-    if wanted.get("role") == "assistant":
-        wanted.setdefault("content", "")  # null for a reply without text
     if "content" in wanted:
         wanted["content"] = each_of(wanted["content"], f"{place}content", partial(_part, fields))
     if "tool_calls" in wanted:
@@ -80,6 +80,8 @@ def supported_message(fields: FieldFilter, message: dict[str, Any], place: str) 
 
 
 def _part(fields: FieldFilter, part: dict[str, Any], place: str) -> dict[str, Any]:
+    if part.get("type") == "refusal":  # it is what the reply says
+        part = {"type": "text", "text": part.get("refusal")}
     name = part.get("type")
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:

@@ -228,18 +228,19 @@ class ChatText:
                 for message in messages
             ]
             return self._formed(self._form.end.join(texts))
+        said = [self._template_message(message, shown) for message in messages]
         try:
             rendered: str = self._owner.apply_chat_template(
-                [self._template_message(message, shown) for message in messages],
+                said,
                 tools=mark_control_tokens(functions_of(tools), self._controls) or None,
                 tokenize=False,
                 add_generation_prompt=opens_reply,
             )
-        except jinja2.TemplateError:
+        except Exception as error:  # a template is third-party code
             by_system = messages[0].role == "system"
+            what = "a system prompt here" if by_system else "this conversation"
             raise InvalidRequest(
-                "the model's chat template does not support "
-                + ("a system prompt here" if by_system else "this conversation"),
+                f"the model's chat template does not support {what}: {str(error)[:200]}",
                 field="system" if by_system else "prompt",
             ) from None
         return self._formed(rendered)

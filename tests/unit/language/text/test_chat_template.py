@@ -12,6 +12,7 @@ from tests.support.tiny import CHATML, REWRITING, VICUNA, tokenizer_of
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.text.chat_template import ChatText
 from ts_stateful.language.text.dialogue import Dialogue, common_prefix
+from ts_stateful.protocol.chat import Said, ToolCall
 from ts_stateful.protocol.errors import InvalidRequest
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -130,6 +131,15 @@ def test_a_template_that_refuses_is_a_typed_error() -> None:
     with pytest.raises(InvalidRequest) as caught:
         text.opening(Dialogue(text.begin("Be brief.", 0)), [])
     assert caught.value.field == "system"
+    assert caught.value.message.endswith(": no")
+
+
+def test_a_template_that_fails_refuses() -> None:
+    """One that reads a call's arguments one by one takes no others; that is the request's fault, and the error has the reason."""
+    text = chat("{{ messages[0].tool_calls[0].function.arguments | items | list }}")
+    said = Said("assistant", ("",), (ToolCall("c", "f", "not json"),))
+    with pytest.raises(InvalidRequest, match="this conversation: Can only get item pairs"):
+        text.extend(Dialogue(text.begin(None, 0)), [], [text.chat_message(said)], [])
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
