@@ -135,7 +135,7 @@ def test_a_template_that_refuses_is_a_typed_error() -> None:
 
 
 def test_a_template_that_fails_refuses() -> None:
-    """One that reads a call's arguments one by one takes no others; that is the request's fault, and the error has the reason."""
+    """One that reads arguments of a call one by one takes no others. The error has the template's reason."""
     text = chat("{{ messages[0].tool_calls[0].function.arguments | items | list }}")
     said = Said("assistant", ("",), (ToolCall("c", "f", "not json"),))
     with pytest.raises(InvalidRequest, match="this conversation: Can only get item pairs"):

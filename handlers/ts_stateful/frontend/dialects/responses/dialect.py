@@ -25,6 +25,7 @@ from ts_stateful.frontend.dialects.responses.listing import (
 from ts_stateful.frontend.dialects.responses.note import Note, encode_note
 from ts_stateful.frontend.dialects.responses.request import read_conversation, read_create
 from ts_stateful.frontend.dialects.responses.responder import (
+    CountResponder,
     CreatedResponder,
     NotFound,
     ResponseResponder,
@@ -76,6 +77,12 @@ class ResponsesApi:
         method = _method(body)
         if not rest:
             return self._create(body) if method == "POST" else None
+        if rest == ["input_tokens"] and method == "POST":
+            return self._create(body, counts=True)
+        if rest == ["compact"]:
+            raise UnknownPath(
+                "this server compacts no conversation; ask for a summary, and begin a new response with it"
+            )
         name, *rest = rest
         query = _parameters(body)
         found = ResponseId.parse(name)
@@ -100,8 +107,11 @@ class ResponsesApi:
             return _known(recall, ResponseResponder(missing))
         return _known(recall, StreamResponder(None, missing, starting_after=after))
 
-    def _create(self, body: RequestBody) -> Translation:
+    def _create(self, body: RequestBody, *, counts: bool = False) -> Translation:
+        """Translate a request for a response. One that `counts` is computed as far as its first token, and leaves nothing."""
         document, model = self._served.taken_from(body.document)
+        if counts:
+            document |= {"stream": False, "store": False, "max_output_tokens": 1}
         framed = body.headers.is_http
         if not framed:
             document = {**document, "stream": True}
@@ -120,7 +130,9 @@ class ResponsesApi:
         _check_new(body, asked.request.session_id)
         continued = missing if asked.request.session_id else None
         responder: ResponseResponder
-        if asked.request.stream:
+        if counts:
+            responder = CountResponder(continued, asked.image_fields)
+        elif asked.request.stream:
             responder = StreamResponder(asked.note, continued, asked.image_fields, framed=framed)
         else:
             responder = CreatedResponder(asked.note, continued, asked.image_fields)

@@ -25,7 +25,14 @@ from ts_stateful.frontend.dialects.responses.resource import (
 )
 from ts_stateful.protocol.events import Event, EventKind
 
-__all__ = ["CreatedResponder", "NotFound", "ResponseResponder", "StreamResponder", "read_document"]
+__all__ = [
+    "CountResponder",
+    "CreatedResponder",
+    "NotFound",
+    "ResponseResponder",
+    "StreamResponder",
+    "read_document",
+]
 
 _DONE = b"data: [DONE]\n\n"
 # Our names of fields to those of a response, where they differ.
@@ -95,6 +102,14 @@ class ResponseResponder(OpenAiResponder):
     def _param(self, field: str | None) -> str | None:
         found = image_field(field, self._image_fields) or _PARAMS.get(field or "", field)
         return self.items_field if found == "input" else found
+
+
+class CountResponder(ResponseResponder):
+    """The number of tokens that a response would be made from."""
+
+    def document(self, answer: TurnDocument) -> dict[str, Any]:
+        """See `ResponseResponder`."""
+        return {"object": "response.input_tokens", "input_tokens": answer.usage.prompt_tokens}
 
 
 class CreatedResponder(ResponseResponder):

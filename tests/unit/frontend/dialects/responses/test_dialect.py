@@ -70,6 +70,30 @@ def test_a_response_that_is_not_stored_has_a_session_of_its_own() -> None:
     assert not create().submit.ephemeral
 
 
+def test_tokens_are_counted_without_a_response() -> None:
+    """They are those of its prompt, which is computed."""
+    asked = {
+        "input": "hi",
+        "previous_response_id": "resp_s_4",
+        "tools": [TOOL],
+        "truncation": "auto",
+    }
+    exchange = ask(asked, headers={"url_path": "v1/responses/input_tokens"})
+    assert exchange.submit.ephemeral
+    assert (exchange.command.max_new_tokens, exchange.command.after) == (1, 4)
+    body = exchange.answered({"text": "x", "usage": {"prompt_tokens": 7}})
+    assert body == {"object": "response.input_tokens", "input_tokens": 7}
+    missing = exchange.fails(SessionNotFound("there is no such session"))[1]["error"]
+    assert missing["code"] == "previous_response_not_found"
+
+
+def test_conversations_are_not_compacted() -> None:
+    """The error has what a client can do."""
+    status, body = ask({"input": "hi"}, headers={"url_path": "v1/responses/compact"}).refusal
+    assert (status, body["error"]["code"]) == (404, "unknown_url")
+    assert "ask for a summary" in body["error"]["message"]
+
+
 def test_a_response_in_the_background_is_answered_at_once() -> None:
     """Unless it is a stream."""
     assert create(background=True).submit.pull
