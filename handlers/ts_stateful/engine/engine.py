@@ -38,7 +38,9 @@ __all__ = ["SessionEngine"]
 
 logger = logging.getLogger(__name__)
 
-_DAMAGED = "the session's log is damaged, or not readable here; the engine's log has the reason"
+_DAMAGED = (
+    "the session's log is damaged, or not readable here: see the engine's log; `close` with `erase` removes it"
+)
 _EXPIRY_S = 1.0  # between two looks through the table, for sessions that were opened meanwhile
 
 

@@ -117,7 +117,9 @@ def test_an_ended_session_is_erased_again(model: Model, any_store: Store) -> Non
         any_store.create(key, data)
     any_store.create("sessions/s/00000000", b"damaged")
     other = Harness(model, store=any_store)
-    assert code(other.ask(ask())) == "internal"
+    refused = other.ask(ask())
+    assert code(refused) == "internal"
+    assert "`close` with `erase`" in refused["error"]["message"]
     assert other.ask(ERASE) == closed
     assert left(any_store, "s") == []
 
