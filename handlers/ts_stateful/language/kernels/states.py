@@ -14,7 +14,7 @@ from ts_stateful.language.kernels.indexes import PerSession, narrow
 from ts_stateful.language.kernels.rule import Masks, Reach, Rule
 from ts_stateful.language.kv.spans import Span, Table
 
-__all__ = ["AttentionRule", "Kernels", "States"]
+__all__ = ["AttentionRule", "Kernels", "States", "dense"]
 
 
 class Kernels(Protocol):
@@ -31,6 +31,11 @@ class Kernels(Protocol):
         `query` is `(heads, tokens, dim)`, the result `(tokens, heads, value_dim)`. The caller sets the other tokens' rows.
         """
         ...
+
+
+def dense(states: Tensor) -> Tensor:
+    """Return the states with a contiguous last dimension, which kernels require."""
+    return states if states.stride(-1) == 1 else states.contiguous()
 
 
 class AttentionRule(Protocol):

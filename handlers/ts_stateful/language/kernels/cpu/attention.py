@@ -16,6 +16,7 @@ from ts_stateful.language.kernels.cpu.library import (
     num_splits,
 )
 from ts_stateful.language.kernels.rule import Rule
+from ts_stateful.language.kernels.states import dense
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.kv.spans import Table
 
@@ -48,7 +49,7 @@ class CpuKernels:
     def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
         """Store the new tokens' keys and values, `(heads, tokens, dim)`, in their sessions' states."""
         step = self._at(table, layer, None)
-        for which, states in enumerate((_dense(keys), _dense(values))):
+        for which, states in enumerate((dense(keys), dense(values))):
             heads, _, dim = states.shape
             self._write(step, states.data_ptr(), *states.stride()[:2], heads, dim, which)
 
@@ -59,7 +60,7 @@ class CpuKernels:
 
         The result is `(tokens, heads, value_dim)`; the other tokens' rows are not set.
         """
-        query = _dense(query)
+        query = dense(query)
         num_heads, num_tokens, _ = query.shape
         shape = self._layers[layer]
         output = query.new_empty(num_tokens, num_heads, shape.value_dim)
@@ -92,8 +93,3 @@ class CpuKernels:
         step.num_rows, step.num_spans = table.num_rows, table.num_spans
         step.layer, step.window = layer, window or 0
         return ctypes.byref(step)
-
-
-def _dense(states: Tensor) -> Tensor:
-    """Return the states with a contiguous last dimension, which the kernels require."""
-    return states if states.stride(-1) == 1 else states.contiguous()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ts_stateful.language.kernels.gpu.triton_code import attend_kernel, join_kernel, write_kernel
 from ts_stateful.language.kernels.rule import Rule
+from ts_stateful.language.kernels.states import dense
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.kv.spans import Table
 
@@ -55,7 +56,7 @@ class TritonKernels:
 
     def write(self, keys: Tensor, values: Tensor, table: Table, layer: int) -> None:
         """Store the new tokens' keys and values, `(heads, tokens, dim)`, in their sessions' states."""
-        keys, values = _dense(keys), _dense(values)
+        keys, values = dense(keys), dense(values)
         shape = self._layers[layer]
         write_kernel[(table.num_tokens, shape.heads)](
             *(keys, values, table.buffer, table.num_tokens, table.num_rows, table.num_spans, layer),
@@ -92,7 +93,7 @@ class TritonKernels:
         slots = (table.num_rows, heads, splits)
         weight = query.new_empty(slots, dtype=torch.float32)
         partial = query.new_empty((*slots, shape.value_dim), dtype=torch.float32)
-        self._attend_splits(_dense(query), partial, weight, table, layer, rule, window)
+        self._attend_splits(dense(query), partial, weight, table, layer, rule, window)
         join_kernel[(table.num_rows, heads)](
             *(partial, weight, output, weight if rule.sinks is None else rule.sinks),
             *(table.buffer, table.num_tokens, window or 0, splits),
@@ -153,8 +154,3 @@ class TritonKernels:
 def _block(size: int) -> int:
     """Return the block size of a dimension: a power of two, and at least the smallest that products support."""
     return max(int(triton.next_power_of_2(size)), _SMALLEST_DOT)
-
-
-def _dense(states: Tensor) -> Tensor:
-    """Return the states with a contiguous last dimension, which the kernels require."""
-    return states if states.stride(-1) == 1 else states.contiguous()
