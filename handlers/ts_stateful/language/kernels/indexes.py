@@ -6,20 +6,16 @@ with the highest scores alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ts_stateful.language.kernels.rule import Masks, Reach
 from ts_stateful.language.kv.spans import Span
 
-__all__ = ["PerSession", "few_chosen", "narrow", "update_index"]
-
-_FEW = 2  # tokens
+__all__ = ["PerSession", "narrow", "update_index"]
 
 
 class PerSession:
@@ -118,25 +114,6 @@ def update_index(keys: Tensor, spans: Sequence[Span], masks: Masks, layer: int) 
         states[:, start : start + count] = new
         seen.append(states[:, : start + count])
     return PerSession(seen, masks)
-
-
-@contextmanager
-def few_chosen(network: PreTrainedModel) -> Iterator[None]:
-    """Let indexes choose fewer tokens meanwhile than a short sample has.
-
-    In half precision they choose as before, because rounding would change the choice.
-    """
-    exact = network.dtype is torch.float32
-    modules: list[Any] = list(network.modules()) if exact else []
-    indexes = [module for module in modules if hasattr(module, "index_topk")]
-    before = [index.index_topk for index in indexes]
-    for index in indexes:
-        index.index_topk = _FEW
-    try:
-        yield
-    finally:
-        for index, topk in zip(indexes, before, strict=True):
-            index.index_topk = topk
 
 
 def _causal(rows: Tensor) -> Tensor:

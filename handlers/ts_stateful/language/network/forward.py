@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ts_stateful.language.kernels.attention import StepCache, unused_mask
+from ts_stateful.language.kernels.choosers import all_chosen
 from ts_stateful.language.kernels.gpu.cuda_graphs import Capturer, DecodeGraphs, RowInputs
 from ts_stateful.language.kernels.gpu.fused_rows import FusedRows, find_fused_rows
-from ts_stateful.language.kernels.routers import all_chosen
 from ts_stateful.language.kernels.samples import apart, sample, sample_rows
 from ts_stateful.language.kernels.states import Kernels
 from ts_stateful.language.kernels.verify import verify_steps

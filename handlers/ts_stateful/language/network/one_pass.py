@@ -9,10 +9,9 @@ from transformers import PreTrainedModel
 
 from ts_stateful.language.kernels.alibi import exchange_biased
 from ts_stateful.language.kernels.attention import FLAT
-from ts_stateful.language.kernels.indexes import few_chosen
+from ts_stateful.language.kernels.choosers import all_chosen, few_chosen
 from ts_stateful.language.kernels.latent import keep_latents
 from ts_stateful.language.kernels.own_attention import exchange_methods
-from ts_stateful.language.kernels.routers import all_chosen
 from ts_stateful.language.kernels.samples import apart, sample
 from ts_stateful.language.kv.cache import KVLayout
 from ts_stateful.language.network.forward import Forward

@@ -1,4 +1,4 @@
-"""Routers choose all experts for a comparison of ways that round."""
+"""Routers choose all experts, and indexes few tokens, for a comparison of ways of computing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.support.tiny import MORE_MODELS
-from ts_stateful.language.kernels.routers import all_chosen
+from tests.support.tiny.latent import deepseek_v32
+from ts_stateful.language.kernels.choosers import all_chosen, few_chosen
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,14 @@ def test_all_are_chosen_meanwhile_in_16_bits(name: str, where: str, chosen: int,
         assert router.top_k == num
         assert network(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
     assert router.top_k == chosen
+
+
+def test_half_precision_is_not_verified_with_fewer() -> None:
+    """Rounding changes the choice."""
+    network: Any = deepseek_v32().network
+    index = network.model.layers[0].self_attn.indexer
+    before = index.index_topk
+    with few_chosen(network):
+        assert index.index_topk < before
+    with few_chosen(network.to(torch.bfloat16)):
+        assert index.index_topk == before

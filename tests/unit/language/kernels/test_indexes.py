@@ -13,7 +13,7 @@ from tests.support.harness import Harness, reference_reply
 from tests.support.tiny.latent import deepseek_v32, glm_moe_dsa
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.kernels import states
-from ts_stateful.language.kernels.indexes import PerSession, few_chosen, narrow
+from ts_stateful.language.kernels.indexes import PerSession, narrow
 from ts_stateful.language.kernels.rule import Masks
 from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Span
@@ -111,16 +111,6 @@ def test_an_attention_that_ignores_the_choice_is_found(
     for name, index in model.network.named_modules():
         assert not name.endswith(".indexer") or index.index_topk == CHOSEN
     _answers_as_stock_code(model)  # in a pass for each session
-
-
-def test_half_precision_is_not_verified_with_fewer() -> None:
-    """Rounding changes the choice."""
-    network = deepseek_v32().network
-    index = network.model.layers[0].self_attn.indexer
-    with few_chosen(network):
-        assert index.index_topk < CHOSEN
-    with few_chosen(network.to(torch.bfloat16)):
-        assert index.index_topk == CHOSEN
 
 
 @pytest.mark.parametrize("make", [deepseek_v32, glm_moe_dsa])
