@@ -10,13 +10,10 @@ __all__ = ["get_blob", "put_blob"]
 
 
 def put_blob(store: Store, folder: str, data: bytes, ttl_s: float | None = None) -> str:
-    """Write a value unless it is there already; return its digest.
-
-    Raises:
-        StoreUnavailable: see `Store`.
-    """
+    """Write a value unless it is there already; return its digest. Raises as `get_blob` does."""
     digest = hashlib.sha256(data).hexdigest()
-    store.create(f"{folder}/{digest}", data, ttl_s)  # False: the same bytes are there
+    if not store.create(f"{folder}/{digest}", data, ttl_s):
+        get_blob(store, folder, digest)  # the same bytes, unless they were damaged
     return digest
 
 

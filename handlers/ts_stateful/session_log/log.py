@@ -65,7 +65,7 @@ class SessionLog(Generic[EntryT]):
             StoreUnavailable: the entry may have been written. Call again with the same one.
         """
         key, data = self.key(known.num_entries), self.codec.encode(entry, known.last)
-        if not self.store.create(key, data, ttl_s) and self.store.get(key) != data:
+        if not self.store.create(key, data, ttl_s) and self.look(key) != data:
             return None
         if not self._has_last(known):
             self.store.delete(key)
@@ -74,8 +74,14 @@ class SessionLog(Generic[EntryT]):
 
     def has_more(self, known: Known) -> bool:
         """Return True if there is an entry after the known ones, or if these are not there any more."""
-        position = self.key(known.num_entries)
-        return self.store.get(position) is not None or not self._has_last(known)
+        return self.look(self.key(known.num_entries)) is not None or not self._has_last(known)
+
+    def look(self, key: str) -> bytes | None:
+        """Return the value of a key; an empty one if it is there, but damaged or sealed with a key that is missing here."""
+        try:
+            return self.store.get(key)
+        except StoreCorrupt:
+            return b""
 
     def read(self, stands_alone: Callable[[EntryT], bool] | None = None) -> Log[EntryT]:
         """Return the whole log, or the last entry that `stands_alone` and the entries after it.
@@ -123,7 +129,7 @@ class SessionLog(Generic[EntryT]):
     def _has_last(self, known: Known) -> bool:
         if not known.last:
             return True
-        data = self.store.get(self.key(known.num_entries - 1))
+        data = self.look(self.key(known.num_entries - 1))
         return data is not None and _digest(data) == known.last
 
     def _positions(self, keys: Sequence[str]) -> list[int]:

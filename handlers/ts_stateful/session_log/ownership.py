@@ -82,10 +82,10 @@ class Ownership(Generic[EntryT]):
         known, entry, ttl_s = doubtful
         store, key = self.log.store, self.log.key(known.num_entries)
         data, mark = self.log.codec.encode(entry, known.last), self._mark(known.num_entries + 1)
-        if store.get(key) != data or store.get(mark) is not None:
+        if self.log.look(key) != data or self.log.look(mark) is not None:
             return
         store.delete(key)
-        if store.get(mark) is not None:  # left since
+        if self.log.look(mark) is not None:  # left since
             store.create(key, data, ttl_s)
 
     def end(self, closed: ClosedEntry, known: Known, keys: Sequence[str]) -> None:
@@ -150,14 +150,14 @@ class Ownership(Generic[EntryT]):
 
     def _take_last(self, closed: ClosedEntry, known: Known) -> bool:
         """Return True if no other engine has the session, nor can adopt it from now on."""
-        mark, store = self._mark(known.num_entries), self.log.store
-        if not known.last or store.get(mark) is not None:
+        mark = self._mark(known.num_entries)
+        if not known.last or self.log.look(mark) is not None:
             return False
         if self.log.append(known, closed, _REMEMBER_S) is None:
             return False
-        if store.get(mark) is None:
+        if self.log.look(mark) is None:
             return True
-        store.delete(self.log.key(known.num_entries))
+        self.log.store.delete(self.log.key(known.num_entries))
         return False
 
     def _mark(self, num_entries: int) -> str:

@@ -24,11 +24,14 @@ def test_values_come_back_as_they_were() -> None:
 
 
 def test_what_was_changed_is_refused() -> None:
-    """Another value under the digest."""
+    """Another value under the digest, which no session may name then."""
     store = MemoryStore()
-    store.create(f"blobs/{'0' * 64}", b"other")
+    digest = hashlib.sha256(b"x").hexdigest()
+    store.create(f"blobs/{digest}", b"other")
     with pytest.raises(StoreCorrupt, match="a value in blobs/ differs from its digest"):
-        get_blob(store, "blobs", "0" * 64)
+        get_blob(store, "blobs", digest)
+    with pytest.raises(StoreCorrupt):
+        put_blob(store, "blobs", b"x")
 
 
 def test_a_shared_blob_lives_as_long_as_its_last_session() -> None:

@@ -87,6 +87,18 @@ def test_a_position_has_one_owner() -> None:
     assert read(store)[0] == [OPENED, turn(1, writer="one")]
 
 
+def test_a_server_with_another_key_has_the_session() -> None:
+    """Its entry cannot be read here, and is no reason to send the turn again. Nothing follows it."""
+    inner = MemoryStore()
+    old, new = SealedStore(inner, [bytes(32)]), SealedStore(inner, [b"n" * 32, bytes(32)])
+    known = write_log(old, "a", [OPENED])
+    after = write_log(new, "a", [turn(1)], known)
+    assert append(old, known, turn(1)) is None
+    assert session_logs(old).log("a").has_more(known)
+    assert append(old, after, turn(2)) is None
+    assert read(new) == ([OPENED, turn(1)], after)
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["ended", "another one"])
 def test_nothing_is_written_after_a_session_that_has_ended(*, again: bool) -> None:
     """Also where its id is that of another one by now: neither has an entry of the other."""

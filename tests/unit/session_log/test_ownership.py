@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,9 @@ from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, sessio
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
 from ts_stateful.session_log.log import Known, Log
 from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, Ownership
+from ts_stateful.store.backends.file import FileStore
 from ts_stateful.store.backends.memory import MemoryStore
-from ts_stateful.store.base import StoreUnavailable
+from ts_stateful.store.base import Store, StoreUnavailable
 
 LOG = ENTRIES[:2]
 EXPIRED = ClosedEntry(at=5.0, writer="old", reason="expired")
@@ -57,7 +59,7 @@ def store() -> InterruptedStore:
     return store
 
 
-def taken(store: MemoryStore, session_id: str = "s") -> list[LogEntry]:
+def taken(store: Store, session_id: str = "s") -> list[LogEntry]:
     ownership = session_logs(store).ownership(session_id)
 
     def make(log: Log[LogEntry]) -> tuple[list[LogEntry], float]:
@@ -71,7 +73,7 @@ def known(store: MemoryStore, session_id: str = "s") -> Known:
     return session_logs(store).log(session_id).read().known
 
 
-def end(store: MemoryStore, closed: ClosedEntry, known: Known) -> None:
+def end(store: Store, closed: ClosedEntry, known: Known) -> None:
     logs = session_logs(store)
     keys = [logs.log("s").key(position) for position in range(known.num_entries)]
     logs.ownership("s").end(closed, known, keys)
@@ -118,6 +120,22 @@ def test_a_session_in_a_full_store_can_be_closed(num_bytes: int, error: type[Ses
     end(store, ClosedEntry(at=5.0), before)
     assert not store.list("sessions")
     with pytest.raises(error):
+        taken(store)
+
+
+def test_marks_and_notes_may_be_damaged(tmp_path: Path) -> None:
+    """A loss of power left them empty. The session can be taken over, and closed."""
+    store = FileStore(tmp_path / "store")
+    before = write_log(store, "s", LOG)
+    for name in ("ended/s@", f"adopted/s/{before.num_entries:08}@"):
+        path = store.folder / name
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert taken(store) == LOG
+    end(store, EXPIRED, before)
+    assert taken(store) == LOG
+    end(store, ClosedEntry(at=5.0), before)
+    with pytest.raises(SessionClosed):
         taken(store)
 
 

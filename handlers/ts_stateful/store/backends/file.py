@@ -81,6 +81,8 @@ class FileStore:
                     continue  # another process removed a folder, which was empty or deleted
                 except BlockingIOError:
                     self._clock.sleep(_PAUSE_S)  # another process prolongs or sweeps the value
+                except StoreCorrupt:
+                    return False  # its name is taken all the same
         raise StoreUnavailable(
             f"the folder {self.folder} is missing, or changes all the time",
             "find the process that removes files there, and restart the server",
