@@ -11,8 +11,9 @@ import psutil
 
 from ts_stateful.client.management import Management
 
-__all__ = ["management_key", "management_of", "read_properties"]
+__all__ = ["KEY_FILE", "management_of", "read_key", "read_properties"]
 
+KEY_FILE = "key_file.json"
 _ADDRESS = "management_address"
 _DEFAULT_URL = "http://127.0.0.1:8081"
 _ANY_HOST = ("//0.0.0.0", "//[::]")
@@ -32,13 +33,16 @@ def management_of(server: psutil.Process) -> Management:
         url = environ.get("TS_MANAGEMENT_ADDRESS", url)
     for host in _ANY_HOST:
         url = url.replace(host, "//127.0.0.1")
-    return Management(url, token=management_key(folder))
+    return Management(url, token=read_key(folder, "management"))
 
 
-def management_key(folder: Path) -> str | None:
-    """Return the management key that TorchServe wrote into its working directory; None without token authorization."""
+def read_key(folder: Path, kind: str) -> str | None:
+    """Return a key that TorchServe wrote into its working directory; None without token authorization.
+
+    The `kind` is "management" or "inference", an API of TorchServe.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((folder / "key_file.json").read_text())["management"]["key"])
+        return str(json.loads((folder / KEY_FILE).read_text())[kind]["key"])
     return None
 
 

@@ -29,7 +29,7 @@ from ts_stateful.serving.server import LocalServer
 from ts_stateful.torchserve.guard import Guard
 from ts_stateful.torchserve.java import java_environment
 from ts_stateful.torchserve.mended_classes import MendFailed, write_mended
-from ts_stateful.torchserve.properties import management_key
+from ts_stateful.torchserve.properties import KEY_FILE, read_key
 
 __all__ = ["TorchServe", "TorchServeSettings", "settings_file"]
 
@@ -102,6 +102,8 @@ class TorchServe(LocalServer):
             self._spawn()
             self._wait_ready()
             self._log.status("")
+            if self._home is not None and (self._home / KEY_FILE).exists():
+                self._log.line(f"TorchServe's keys are in {self._home / KEY_FILE}")
             if self._settings.watch:
                 self._watch()
         except BaseException:
@@ -137,7 +139,7 @@ class TorchServe(LocalServer):
             OSError: it does not answer.
             ValueError: the answer is not a description of one model.
         """
-        answer = get_json(self.ports.management, f"/models/{self.name}")
+        answer = get_json(self.ports.management, f"/models/{self.name}", self._key("management"))
         if not isinstance(answer, list) or len(answer) != 1 or not isinstance(answer[0], dict):
             raise ValueError(f"not a description of one model: {answer}")
         return answer[0]
@@ -145,7 +147,7 @@ class TorchServe(LocalServer):
     def is_ready(self) -> bool:
         """Return True if the server is healthy and every worker of the model is ready."""
         try:
-            health = get_json(self.ports.http, "/ping")
+            health = get_json(self.ports.http, "/ping", self._key("inference"))
             workers = self.describe().get("workers", [])
         except (OSError, ValueError, http.client.HTTPException):
             return False
@@ -206,9 +208,11 @@ class TorchServe(LocalServer):
                 if not any(text in line for text in _HARMLESS):
                     self._log.write(line)
 
+    def _key(self, kind: str) -> str | None:
+        return None if self._home is None else read_key(self._home, kind)
+
     def _watch(self) -> None:
-        assert self._home is not None
-        management = Management(self.management_url, token=management_key(self._home))
+        management = Management(self.management_url, token=self._key("management"))
         self._guard = Guard(management, self._log)
         self._guard.start()
 

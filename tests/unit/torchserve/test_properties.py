@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support.worker import eventually
-from ts_stateful.torchserve.properties import management_key, management_of, read_properties
+from ts_stateful.torchserve.properties import management_of, read_key, read_properties
 
 
 @pytest.fixture
@@ -99,12 +99,12 @@ def test_a_unix_socket_has_no_url(stack: ExitStack, tmp_path: Path) -> None:
         management_of(server(stack, tmp_path, arguments))
 
 
-def test_the_management_key_is_read_where_torchserve_writes_it(tmp_path: Path) -> None:
+def test_a_key_is_read_where_torchserve_writes_it(tmp_path: Path) -> None:
     """There is none without token authorization, or in a file of another format."""
-    assert management_key(tmp_path) is None
+    assert read_key(tmp_path, "management") is None
     for text in ("{", "[]", '{"management": {}}', '{"management": 1}'):
         (tmp_path / "key_file.json").write_text(text)
-        assert management_key(tmp_path) is None
+        assert read_key(tmp_path, "management") is None
     (tmp_path / "key_file.json").write_text('{"management": {"key": "secret"}}')
-    assert management_key(tmp_path) == "secret"
+    assert read_key(tmp_path, "management") == "secret"
     assert read_properties(None) == {}

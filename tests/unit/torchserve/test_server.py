@@ -152,6 +152,37 @@ def test_the_reason_of_a_worker_is_that_of_the_server(line: str, tmp_path: Path)
         server.start()
 
 
+_KEYED = """
+import json, re, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+ports = re.findall(r"(?:inference|management)_address=.*:(\\d+)", Path("config.properties").read_text())
+keys = {kind: {"key": kind} for kind in ("inference", "management")}
+Path("key_file.json").write_text(json.dumps(keys))
+answers = {"inference": {"status": "Healthy"}, "management": [{"workers": [{"status": "READY"}]}]}
+
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        kind = self.headers["Authorization"].removeprefix("Bearer ")
+        self.wfile.write(json.dumps(answers[kind]).encode())
+
+for port in ports:
+    Thread(target=ThreadingHTTPServer(("127.0.0.1", int(port)), Answer).serve_forever).start()
+"""
+
+
+def test_a_server_whose_torchserve_asks_for_keys_is_ready(tmp_path: Path) -> None:
+    """The log names the file with the keys, as its folder is a new one at each start."""
+    (tmp_path / "keyed.py").write_text(_KEYED)
+    server = _server(tmp_path, f"{_VERSION}\nexec {sys.executable} {tmp_path}/keyed.py")
+    with server:
+        assert re.search(r"keys are in /\S+/key_file\.json", server.log_tail())
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_wait(tmp_path: Path) -> None:
     """TorchServe would retry for minutes; the first failure is reported, and all processes end."""
     server = _server(
