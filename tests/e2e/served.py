@@ -20,7 +20,7 @@ from ts_stateful.process.drain import descendants
 from ts_stateful.process.names import name_of
 from ts_stateful.serving.local import get_json
 from ts_stateful.serving.ports import Ports
-from ts_stateful.serving.server import LocalServer
+from ts_stateful.serving.server import LocalServer, ServerSettings
 
 __all__ = ["Served"]
 
@@ -29,7 +29,7 @@ class Served(LocalServer):
     """One node: the command, its front and its engines."""
 
     def __init__(self, archive: Path, ports: Ports, log_file: Path) -> None:
-        super().__init__("chat", ports, log_file, None, {})
+        super().__init__(ServerSettings(ports=ports, log_file=log_file), None)
         self._archive = archive
         self._process: subprocess.Popen[bytes] | None = None
         self._temporary = ""

@@ -8,15 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
-import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,12 +22,10 @@ from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
 from ts_stateful.asgi.source import open_sources
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.process.drain import drain, end_engines
-from ts_stateful.process.spec import STATE_FOLDER
 from ts_stateful.serving.admin_socket import AdminSocket
-from ts_stateful.serving.home import make_home, temporary_folder
 from ts_stateful.serving.local import ServerFailed, get_json
-from ts_stateful.serving.ports import HOST, Ports, in_url
-from ts_stateful.serving.server import LocalServer
+from ts_stateful.serving.ports import HOST, in_url
+from ts_stateful.serving.server import LocalServer, ServerSettings
 
 __all__ = ["AsgiServer", "AsgiServerSettings"]
 
@@ -41,19 +37,13 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class AsgiServerSettings:
+class AsgiServerSettings(ServerSettings):
     """The models and the settings of one server."""
 
     models: tuple[str, ...]  # archives, folders or hub ids
-    name: str | None = None  # of the first model; the archive's by default
     config: Path | None = None  # of the first model; the archive's by default
     host: str = HOST
     metrics_host: str = HOST
-    ports: Ports = field(default_factory=Ports)
-    log_file: Path | None = None  # gets the output; without it, only the tail is kept, in memory
-    state_dir: Path | None = None  # for what outlives the server
-    environ: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
-    start_timeout_s: float = 120.0
     max_body_bytes: int = 28_000_000
     tls: Tls | None = None
     admin_socket: Path | None = None  # by default in `state_dir`, or a temporary one
@@ -64,9 +54,7 @@ class AsgiServer(LocalServer):
     """A server without TorchServe."""
 
     def __init__(self, settings: AsgiServerSettings, *, echo: TextIO | None = None) -> None:
-        super().__init__(
-            settings.name or "chat", settings.ports, settings.log_file, echo, settings.environ
-        )
+        super().__init__(settings, echo)
         self._settings = settings
         self._sockets: list[socket.socket] = []
         self._admin: AdminSocket | None = None
@@ -106,10 +94,9 @@ class AsgiServer(LocalServer):
             ServerFailed: a port is in use, a model does not load, or it took longer than `start_timeout_s`.
         """
         assert self._thread is None, "started twice"
-        self._home, self._lock = make_home()
+        home = self.make_home()
         try:
-            (self._home / "tmp").mkdir(mode=0o700)
-            self._prepare(self._home)
+            self._prepare(home)
             self._thread = threading.Thread(target=self._supervise, name="front", daemon=True)
             self._thread.start()
             self._wait_ready()
@@ -146,7 +133,7 @@ class AsgiServer(LocalServer):
         if self._admin is not None:
             self._admin.close()
             self._admin = None
-        self.remove_home(self._settings.state_dir)
+        self.remove_home()
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the first model; its worker is the front.
@@ -178,7 +165,7 @@ class AsgiServer(LocalServer):
     def _prepare(self, home: Path) -> None:
         """Open the models, and the ports, which stay open while a front starts again."""
         settings = self._settings
-        if settings.admin_port is not None and not self._variables(home).get(ADMIN_TOKEN):
+        if settings.admin_port is not None and not self.variables(home).get(ADMIN_TOKEN):
             raise ConfigError(f"--admin-port needs a token, in the variable {ADMIN_TOKEN}")
         sources = open_sources(
             settings.models, home / "models", name=settings.name, config=settings.config
@@ -248,7 +235,7 @@ class AsgiServer(LocalServer):
     def _started_front(self, home: Path, admin: AdminSocket) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "ts_stateful.asgi.process", str(home / "front.json")],
-            env=self._variables(home),
+            env=self.variables(home),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -257,12 +244,6 @@ class AsgiServer(LocalServer):
             pass_fds=[self._lock, *(one.fileno() for one in (*self._sockets, admin.listener))],
             start_new_session=True,
         )
-
-    def _variables(self, home: Path) -> dict[str, str]:
-        environ = {**os.environ, **self._settings.environ, **temporary_folder(home / "tmp")}
-        if self._settings.state_dir is not None:
-            environ[STATE_FOLDER] = str(self._settings.state_dir.resolve())
-        return environ
 
     def _copy_log(self, lines: TextIO) -> None:
         with lines:
@@ -274,10 +255,9 @@ class AsgiServer(LocalServer):
         while not self._ready.wait(_POLL_S):
             self.show_step()
             if self._ended.is_set():
-                raise self.failure("cannot start", self._settings.state_dir)
+                raise self.failure("cannot start")
             if time.monotonic() > deadline:
-                what = f"no answer within {self._settings.start_timeout_s:g} s"
-                raise self.failure(what, self._settings.state_dir)
+                raise self.failure(f"no answer within {self._settings.start_timeout_s:g} s")
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from ts_stateful.asgi.settings import Tls
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
@@ -117,19 +118,22 @@ def _unwritable(folder: Path) -> str | None:
     return None
 
 
-def _log_variables(options: argparse.Namespace) -> dict[str, str]:
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of both fronts."""
     chosen = {LOG_FORMAT: options.log_format, LOG_LEVEL: options.log_level}
-    return {name: value for name, value in chosen.items() if value is not None}
-
-
-def _ports(options: argparse.Namespace) -> Ports:
-    return Ports(
-        http=options.http_port,
-        management=options.management_port,
-        metrics=options.metrics_port,
-        grpc=options.grpc_port,
-        grpc_management=options.grpc_management_port,
-    )
+    return {
+        "ports": Ports(
+            http=options.http_port,
+            management=options.management_port,
+            metrics=options.metrics_port,
+            grpc=options.grpc_port,
+            grpc_management=options.grpc_management_port,
+        ),
+        "log_file": options.log_file,
+        "state_dir": options.state_dir,
+        "environ": {name: value for name, value in chosen.items() if value is not None},
+        "start_timeout_s": options.start_timeout,
+    }
 
 
 def _asgi(options: argparse.Namespace) -> LocalServer:
@@ -146,16 +150,12 @@ def _asgi(options: argparse.Namespace) -> LocalServer:
         name=options.name,
         config=options.config,
         host=options.host,
-        ports=_ports(options),
-        log_file=options.log_file,
-        state_dir=options.state_dir,
-        environ=_log_variables(options),
-        start_timeout_s=options.start_timeout,
         metrics_host=options.metrics_host,
         max_body_bytes=options.max_body_bytes,
         tls=tls,
         admin_socket=options.admin_socket,
         admin_port=options.admin_port,
+        **_settings(options),
     )
     return AsgiServer(settings, echo=sys.stderr)
 
@@ -173,12 +173,8 @@ def make_torchserve(options: argparse.Namespace) -> LocalServer:
         config=options.ts_config or settings_file("config.properties"),
         log_config=options.log_config or settings_file("log4j2.xml"),
         name=options.name or packed,
-        ports=_ports(options),
-        log_file=options.log_file,
-        state_dir=options.state_dir,
-        environ=_log_variables(options),
-        start_timeout_s=options.start_timeout,
         watch=is_watched(os.environ),
+        **_settings(options),
     )
     return TorchServe(settings, echo=sys.stderr)
 

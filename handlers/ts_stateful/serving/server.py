@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -15,35 +16,39 @@ import psutil
 
 from ts_stateful.process.drain import engines_in
 from ts_stateful.process.load_progress import read_load_step
-from ts_stateful.process.spec import engine_files, keep_logs
+from ts_stateful.process.spec import STATE_FOLDER, engine_files, keep_logs
+from ts_stateful.serving.home import make_home, temporary_folder
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server_log import ServerLog
 
-__all__ = ["LocalServer"]
+__all__ = ["LocalServer", "ServerSettings"]
 
 _Server = TypeVar("_Server", bound="LocalServer")
 _TAIL_LINES = 60
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """The settings of a server of any kind."""
+
+    name: str | None = None  # of the first model; by default its archive's, or `chat`
+    ports: Ports = field(default_factory=Ports)
+    log_file: Path | None = None  # gets the output; without it, only the tail is kept, in memory
+    environ: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
+    state_dir: Path | None = None  # for what outlives the server
+    start_timeout_s: float = 120.0
+
+
 class LocalServer(ABC):
-    """A server as a context manager: it always stops at the end of the block.
+    """A server as a context manager: it always stops at the end of the block. Its output goes to `echo` as well."""
 
-    Its output goes to `log_file` and `echo`, where they are given. Without a file, only the tail is kept, in memory.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        ports: Ports,
-        log_file: Path | None,
-        echo: TextIO | None,
-        environ: Mapping[str, str],
-    ) -> None:
-        self.name = name
-        self.ports = ports.filled()
-        self.log_file = log_file
-        self._log = ServerLog(log_file, echo, {**os.environ, **environ})
+    def __init__(self, settings: ServerSettings, echo: TextIO | None) -> None:
+        self.name = settings.name or "chat"
+        self.ports = settings.ports.filled()
+        self.log_file = settings.log_file
+        self._common = settings
+        self._log = ServerLog(self.log_file, echo, {**os.environ, **settings.environ})
         self._home: Path | None = None
         self._lock = -1  # of the folder, see `make_home`
 
@@ -119,11 +124,24 @@ class LocalServer(ABC):
         engine, step = steps[0]
         self._log.status(f"{engine}: {step.in_words()}" if len(steps) > 1 else step.in_words())
 
-    def remove_home(self, state_dir: Path | None) -> None:
+    def make_home(self) -> Path:
+        """Make the server's folder, and return it."""
+        self._home, self._lock = make_home()
+        (self._home / "tmp").mkdir(mode=0o700)
+        return self._home
+
+    def variables(self, home: Path) -> dict[str, str]:
+        """Return the environment of the server's processes."""
+        environ = {**os.environ, **self._common.environ, **temporary_folder(home / "tmp")}
+        if self._common.state_dir is not None:
+            environ[STATE_FOLDER] = str(self._common.state_dir.resolve())
+        return environ
+
+    def remove_home(self) -> None:
         """Remove the server's folder; its logs stay in the folder of what outlives the server."""
         if self._home is not None:
-            if state_dir is not None:
-                keep_logs(self._home, state_dir)
+            if self._common.state_dir is not None:
+                keep_logs(self._home, self._common.state_dir)
             shutil.rmtree(self._home, ignore_errors=True)
             os.close(self._lock)
             self._home = None
@@ -132,14 +150,14 @@ class LocalServer(ABC):
         """Find the engine processes of this server."""
         return [] if self._home is None else engines_in(self._home / "tmp")
 
-    def failure(self, what: str, state_dir: Path | None) -> ServerFailed:
+    def failure(self, what: str) -> ServerFailed:
         """Return the error of a server that does not start: the reason in a line, and where its logs stay.
 
         What wrote down its reason did so in a file `*.reason`; else the error has `what` failed, and the end of the log.
         """
         assert self._home is not None
         self._log.status("")
-        folder = state_dir or Path(tempfile.mkdtemp(prefix="ts-stateful-failed-"))
+        folder = self._common.state_dir or Path(tempfile.mkdtemp(prefix="ts-stateful-failed-"))
         logs = keep_logs(self._home, folder)
         with contextlib.suppress(OSError):  # the disk may be full, which may be the reason
             (logs / "server.log").write_text(str(self._log), encoding="utf-8")

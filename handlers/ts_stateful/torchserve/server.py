@@ -14,18 +14,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from ts_stateful.client.management import Management
 from ts_stateful.process.drain import drain, end_engines
-from ts_stateful.process.spec import STATE_FOLDER, engine_files
-from ts_stateful.serving.home import make_home, temporary_folder
+from ts_stateful.process.spec import engine_files
 from ts_stateful.serving.local import ServerFailed, get_json
-from ts_stateful.serving.ports import HOST, Ports
-from ts_stateful.serving.server import LocalServer
+from ts_stateful.serving.ports import HOST
+from ts_stateful.serving.server import LocalServer, ServerSettings
 from ts_stateful.torchserve.guard import Guard
 from ts_stateful.torchserve.java import java_environment
 from ts_stateful.torchserve.mended_classes import MendFailed, write_mended
@@ -58,18 +56,12 @@ def settings_file(name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class TorchServeSettings:
+class TorchServeSettings(ServerSettings):
     """The model and the settings of one TorchServe."""
 
     archive: Path  # a .mar file, or the folder of a `no-archive`
     config: Path  # a config.properties, whose addresses are replaced by `ports` on loopback
     log_config: Path  # a log4j2.xml
-    name: str = "chat"
-    ports: Ports = field(default_factory=Ports)
-    log_file: Path | None = None  # gets the output; without it, only the tail is kept, in memory
-    environ: Mapping[str, str] = field(default_factory=dict)  # added to this process's own
-    state_dir: Path | None = None  # for what outlives the server
-    start_timeout_s: float = 120.0
     watch: bool = True  # keep gRPC calls from ending workers, and replace those that are lost
 
 
@@ -77,7 +69,7 @@ class TorchServe(LocalServer):
     """One TorchServe in its own process group."""
 
     def __init__(self, settings: TorchServeSettings, *, echo: TextIO | None = None) -> None:
-        super().__init__(settings.name, settings.ports, settings.log_file, echo, settings.environ)
+        super().__init__(settings, echo)
         self._settings = settings
         self._guard: Guard | None = None
         self._load_failed = False
@@ -130,7 +122,7 @@ class TorchServe(LocalServer):
             if self._pump is not None:
                 self._pump.join(timeout=5)
                 self._pump = None
-            self.remove_home(self._settings.state_dir)
+            self.remove_home()
 
     def describe(self) -> dict[str, Any]:
         """Return the management API's description of the model.
@@ -155,17 +147,15 @@ class TorchServe(LocalServer):
         return healthy and bool(workers) and all(w.get("status") == "READY" for w in workers)
 
     def _spawn(self) -> None:
-        self._home, self._lock = make_home()
-        properties = self._home / "config.properties"
+        home = self.make_home()
+        properties = home / "config.properties"
         # The base file may lack a final newline; later settings win.
         settings = self._settings
         archive = settings.archive.resolve()
         properties.write_text(f"{settings.config.read_text()}\n{self.ports.as_properties()}")
-        temporary = self._home / "tmp"
-        temporary.mkdir(mode=0o700)
         if settings.watch:
             try:
-                write_mended(self._home)
+                write_mended(home)
             except MendFailed as error:
                 self._log.write(f"warning: a client can stop a worker: {error}\n")
         command = [sys.executable, "-m", "ts_stateful.torchserve.launch"]
@@ -176,9 +166,9 @@ class TorchServe(LocalServer):
         command += ["--log-config", str(settings.log_config.resolve())]
         self._process = subprocess.Popen(
             command,
-            cwd=self._home,
+            cwd=home,
             pass_fds=[self._lock],
-            env=self._variables(temporary),
+            env=self.variables(home),
             stdin=subprocess.PIPE,  # until this process ends
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -189,13 +179,10 @@ class TorchServe(LocalServer):
         self._pump = threading.Thread(target=self._copy_log, args=(self._process,), daemon=True)
         self._pump.start()
 
-    def _variables(self, temporary: Path) -> dict[str, str]:
-        environ = {**os.environ, **self._settings.environ}
-        environ |= java_environment(environ)
-        # TorchServe's files in the temporary folder stay private: its pid file, sockets, models.
-        environ |= temporary_folder(temporary) | {"TEMP": str(temporary)}
-        if self._settings.state_dir is not None:
-            environ[STATE_FOLDER] = str(self._settings.state_dir.resolve())
+    def variables(self, home: Path) -> dict[str, str]:
+        """Return the environment of TorchServe, whose Java gets the temporary folder by another name."""
+        environ = super().variables(home)
+        environ |= {**java_environment(environ), "TEMP": environ["TMPDIR"]}
         environ.pop("TS_CONFIG_FILE", None)  # takes precedence over --ts-config
         return environ
 
@@ -232,7 +219,7 @@ class TorchServe(LocalServer):
 
     def _failure(self, what: str) -> ServerFailed:
         time.sleep(0.5)  # the rest of a traceback may still arrive
-        return self.failure(what, self._settings.state_dir)
+        return self.failure(what)
 
     def _write_reason(self, line: str) -> None:
         """Keep the reason of a worker's line, unless an engine wrote down its own."""

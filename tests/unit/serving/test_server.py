@@ -12,17 +12,16 @@ import pytest
 
 from tests.support.clock import FakeClock
 from ts_stateful.process.load_progress import LoadProgress
-from ts_stateful.serving.ports import Ports
-from ts_stateful.serving.server import LocalServer
+from ts_stateful.serving.server import LocalServer, ServerSettings
 
 
 class Starting(LocalServer):
     """A server that starts in a folder, and shows its steps on a terminal."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, state_dir: Path | None = None) -> None:
         self.terminal = io.StringIO()
         self.terminal.isatty = lambda: True  # type: ignore[method-assign]
-        super().__init__("chat", Ports(), None, self.terminal, {})
+        super().__init__(ServerSettings(state_dir=state_dir), self.terminal)
         self._home = home
 
     def start(self) -> None: ...
@@ -70,11 +69,11 @@ def test_folders_of_archives_are_not_looked_into(
     folder.mkdir(parents=True)
     (folder / "engine-0.log").write_text("the last line")
     (folder / "engine-0.reason").write_text("the model is too large")
-    server = Starting(tmp_path)
+    server = Starting(tmp_path, tmp_path / "state")
     monkeypatch.setattr(os, "scandir", refusing(os.scandir))
     server.show_step()
     assert server.terminal.getvalue().endswith("starting the server")
     assert "the last line" in server.log_tail()
-    failed = server.failure("it exited", tmp_path / "state")
+    failed = server.failure("it exited")
     assert str(failed).startswith("the model is too large")
     assert (tmp_path / "state" / "logs" / "engine-0.log").read_text() == "the last line"
