@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Protocol
 
 from msgspec import structs
 
@@ -18,34 +18,26 @@ from ts_stateful.protocol.errors import StatefulError
 __all__ = ["Submitted", "SubmittedRequest", "exchange", "submit"]
 
 
-class Submitted(Protocol):
-    """An iterator of the responses to what was submitted, as they come.
+class Submitted(AsyncIterator[Response]):
+    """The responses to what was submitted, as they come.
 
     It has to be closed. Closing it before its end means that the client has disconnected. Events that nobody awaits wait in the
     mailbox, so a request that is not the next one of its stream costs no task.
     """
 
-    def __aiter__(self) -> AsyncIterator[Response]:
-        """Return itself."""
-
-    async def __anext__(self) -> Response:
-        """Return the next response."""
-
+    @abstractmethod
     async def aclose(self) -> None:
         """Forget all of it; a request is dropped unless its answer is here. Idempotent."""
 
 
-class SubmittedRequest:
-    """A request that is submitted at once, or refused. A `Submitted`."""
+class SubmittedRequest(Submitted):
+    """A request that is submitted at once, or refused."""
 
     def __init__(self, model: ModelFront, arrival: Arrival) -> None:
         self._intake, self._mailbox = model.intake, model.mailbox
         self._request_id = new_request_id()  # a client's own could be another client's
         self._pending = self._intake.accept(self._request_id, model.placed(arrival))
         self._is_closed = False
-
-    def __aiter__(self) -> SubmittedRequest:
-        return self
 
     async def __anext__(self) -> Response:
         pending = self._pending
@@ -68,14 +60,11 @@ class SubmittedRequest:
         self._intake.finish(pending) if pending.done else self._intake.drop(pending)
 
 
-class _SubmittedBatch:
-    """The requests of one body, submitted at once. Their answers are one response. A `Submitted`."""
+class _SubmittedBatch(Submitted):
+    """The requests of one body, submitted at once. Their answers are one response."""
 
     def __init__(self, model: ModelFront, arrivals: Sequence[Arrival]) -> None:
         self._requests = [SubmittedRequest(model, arrival) for arrival in arrivals]
-
-    def __aiter__(self) -> _SubmittedBatch:
-        return self
 
     async def __anext__(self) -> Response:
         if not self._requests:

@@ -100,7 +100,7 @@ class InferenceService(InferenceAPIsServiceServicer):
 _Metadata = tuple[tuple[str, str], ...]
 
 
-class _Answer:
+class _Answer(AsyncIterator[PredictionResponse]):
     """The messages of one answer. The request is submitted at once; see `Submitted`."""
 
     def __init__(
@@ -114,9 +114,6 @@ class _Answer:
         self._request = request
         self._exchange = submit(model, _arrival(model, request, metadata, pushed=pushed))
         self.aclose = self._exchange.aclose
-
-    def __aiter__(self) -> _Answer:
-        return self
 
     async def __anext__(self) -> PredictionResponse:
         response = await anext(self._exchange)
