@@ -6,28 +6,21 @@ A request that repeatedly crashes engines is isolated and rejected. The caller h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from msgspec import Struct, structs
 
+from ts_stateful.process.worker.engine_calls import MessageSender
 from ts_stateful.protocol.errors import TooManySessions
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.requests import Cancel, Continue, Info, Step
 
-__all__ = ["InFlight", "InFlightRequests", "RequestSender"]
+__all__ = ["InFlight", "InFlightRequests"]
 
 _MAX_EXCLUSIVE_DEATHS = 2  # of engines that had only this request, so it is the cause
 _MAX_DEATHS = 20  # with other requests in the engine, or with progress in between
 _ABOUT_TURNS = (Cancel, Continue, Info)  # only the engine that runs the turn can answer them
 _SUSPECT_DEATHS = 2  # without progress, after which the request is tried alone
-
-
-class RequestSender(Protocol):
-    """The connection to an engine."""
-
-    def send(self, message: Submit) -> bool:
-        """Send a request; return False if there is no engine."""
 
 
 class InFlight(Struct, eq=False):
@@ -93,7 +86,7 @@ class InFlight(Struct, eq=False):
 class InFlightRequests:
     """The requests of one worker to one engine, in their order of arrival."""
 
-    def __init__(self, sender: RequestSender) -> None:
+    def __init__(self, sender: MessageSender) -> None:
         self._sender = sender
         self._requests: dict[str, InFlight] = {}
         self.num_bytes = 0  # of the clients' requests
