@@ -310,7 +310,10 @@ def test_only_files_are_taken_from_drops_and_pastes(tab: WebPage) -> None:
 
 
 def test_what_others_write_is_text(tab: WebPage, tmp_path: Path) -> None:
-    """Neither a question nor a file's name becomes a tag; an error of the server is shown with its field."""
+    """Neither a question nor a file's name becomes a tag; an error of the server is shown with its field.
+
+    A question that failed comes back before what was typed meanwhile.
+    """
     picture = tmp_path / "<b>&lt;b&gt;.png"
     shutil.copy(SCENE, picture)
     tab.upload(picture)
@@ -326,11 +329,12 @@ def test_what_others_write_is_text(tab: WebPage, tmp_path: Path) -> None:
     tab.page.get_by_role("button", name="Add", exact=True).click()
     tab.page.locator("ul.waiting .link").wait_for()
     tab.type("And the square?")
+    tab.pane().locator("textarea").press_sequentially("And now?")
     error = tab.pane().locator(".error")
     error.wait_for()
     assert error.locator("b").inner_text() == "media_invalid"
     assert error.locator("code").inner_text() == "images[0].url"
-    assert tab.pane().locator("textarea").input_value() == "And the square?"
+    assert tab.pane().locator("textarea").input_value() == "And the square?\n\nAnd now?"
 
 
 def test_escape_stops_a_reply(browser: Browser, served: Served) -> None:

@@ -39,6 +39,7 @@ class PaneParts:
     turns: gr.HTML
     live: gr.HTML
     box: gr.Textbox
+    change: gr.HTML
     send: gr.Button
     stop: gr.Button
 
@@ -85,7 +86,7 @@ class Parts:
             self.sessions,
         ]
         for pane in self.panes:
-            outputs += [pane.head, pane.turns, pane.live, pane.box]
+            outputs += [pane.head, pane.turns, pane.live, pane.change]
         return outputs
 
 
@@ -190,5 +191,11 @@ def _pane(number: int) -> PaneParts:
             )
             send = gr.Button("Send", variant="primary", elem_classes="send", scale=0, min_width=84)
             stop = gr.Button("Stop", variant="stop", elem_classes="stop", scale=0, min_width=84)
+        change = _output(
+            f"box-{number}",
+            html_template="",
+            js_on_load=f"chatPage.box(props, watch, {number})",
+            visible="hidden",
+        )
         _html(_KEYS, js_on_load=None, elem_classes="keys")
-    return PaneParts(head, turns, live, box, send, stop)
+    return PaneParts(head, turns, live, box, change, send, stop)

@@ -74,7 +74,7 @@ class ChatPage:
         tab = self._tabs.of(request)
         tab.recall(event.entries, event.shown)
         prompt = tab.ask_again(msgspec.convert(event.pending, list[SavedTurn]))
-        yield self._view.all(tab, {0: prompt} if prompt else None)
+        yield self._view.all(tab, {0: {"back": prompt}} if prompt else None)
         if self._view.watch.is_up:
             tab.read()
             yield self._view.all(tab)

@@ -41,7 +41,7 @@ class PaneEvents:
             options["max_new_tokens"] = max_new_tokens
         if tab.ask(self._number, prompt, options, system.strip() or None) is None:
             return
-        yield self._view.all(tab, {self._number: ""})
+        yield self._view.all(tab, {self._number: {"sent": prompt}})
         yield from self._view.follow(tab, self._number)
 
     def stop(self, request: gr.Request) -> Iterator[Update]:
@@ -62,7 +62,7 @@ class PaneEvents:
             if event.do == "fork":
                 tab.fork(self._number, int(event.turn))
             elif event.do == "rewind":
-                boxes[self._number] = pane.rewind(int(event.turn))
+                boxes[self._number] = {"back": pane.rewind(int(event.turn))}
             elif event.do == "leave":
                 tab.leave()
         except Failures as error:

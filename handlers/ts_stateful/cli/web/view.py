@@ -50,8 +50,8 @@ class PageView:
         model = "" if watch.hello is None else watch.hello.model
         return status_html(model, self._url, watch.problem, watch.refusal)
 
-    def all(self, tab: BrowserTab, boxes: Mapping[int, str] | None = None) -> Update:
-        """Return an update of everything; `boxes` has new texts of boxes for questions."""
+    def all(self, tab: BrowserTab, boxes: Mapping[int, Mapping[str, str]] | None = None) -> Update:
+        """Return an update of everything; `boxes` has what changes in boxes for questions, see `chatPage.box`."""
         number = next(self._numbers)  # first: the highest one shows the latest state
         panes = tab.panes  # other threads replace them
         update: Update = [
@@ -86,7 +86,8 @@ class PageView:
                 running.remove(one)
                 prompt = tab.finish(one)
                 places = [index for index, pane in enumerate(tab.panes) if pane is one]
-                yield self.all(tab, dict.fromkeys(places, prompt) if prompt else None)
+                back = {index: {"back": prompt} for index in places if prompt}
+                yield self.all(tab, back)
             now = "".join(live_html(one, self.watch.problem) for one in running)
             if now != shown:
                 shown = now
@@ -104,7 +105,9 @@ class PageView:
         notice = "" if tab.notice is None else error_html(tab.notice)
         return notice + files_html(tab.waiting, sent)
 
-    def _pane(self, panes: Sequence[Conversation], number: int, box: str | None) -> Update:
+    def _pane(
+        self, panes: Sequence[Conversation], number: int, box: Mapping[str, str] | None
+    ) -> Update:
         if number >= len(panes):
             return [gr.skip()] * _PER_PANE
         pane, hello = panes[number], self.watch.hello
@@ -113,7 +116,7 @@ class PageView:
             head_html(pane, context_tokens, is_side=number > 0),
             turns_html(pane.exchanges),
             live_html(pane, self.watch.problem),
-            gr.skip() if box is None else gr.update(value=box),
+            gr.skip() if box is None else json.dumps(box),
         ]
 
     def _live(self, tab: BrowserTab) -> Update:

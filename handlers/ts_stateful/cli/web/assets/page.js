@@ -171,6 +171,17 @@ const chatPage = (() => {
     });
   }
 
+  // The box of a pane loses the question that was `sent`; one comes `back` before what was typed meanwhile.
+  function box(props, watch, number) {
+    watch("value", () => {
+      const { sent = "", back = "" } = JSON.parse(props.value.slice(props.value.indexOf(" ")));
+      const area = document.querySelector(`#pane-${number} .box textarea`);
+      const typed = area.value.startsWith(sent) ? area.value.slice(sent.length) : area.value;
+      area.value = typed.startsWith(back) ? typed : [back, typed].filter(Boolean).join("\n\n");
+      area.dispatchEvent(new Event("input", { bubbles: true }));
+    });
+  }
+
   // Screen readers read each reply once, at its end: of one that grows they would read each paragraph with each token.
   const spoken = document.createElement("div");
   spoken.setAttribute("role", "status");
@@ -211,5 +222,5 @@ const chatPage = (() => {
       }
     }).observe(document.body, { childList: true, subtree: true });
   });
-  return { acts, pictures, newest, keep, states };
+  return { acts, pictures, newest, keep, states, box };
 })();
