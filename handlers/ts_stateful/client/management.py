@@ -80,11 +80,17 @@ class _Models(Struct, frozen=True):
 class Management:
     """The management API at a URL; `token` is the management key of TorchServe's token authorization.
 
+    The certificate of a process that this one `started` is trusted, as it may be for a name that others use.
     Every method raises `ServerUnreachable`, `DeadlineExceeded`, `ServerRefused` or `ProtocolError`.
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, ca_file: str | Path | None = None
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        ca_file: str | Path | None = None,
+        started: bool = False,
     ) -> None:
         address = parse_address(url)
         if address.is_grpc:
@@ -95,6 +101,7 @@ class Management:
             ca_file,
             base_url=f"{address.scheme}://{address.authority}{address.path}",
             headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            **({"verify": False} if started else {}),
         )
 
     def models(self) -> list[str]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.support.certificates import NO_OPENSSL, has_openssl, self_signed
 from tests.support.worker import eventually
 from ts_stateful.torchserve.properties import management_of, read_key, read_properties
 
@@ -90,6 +94,31 @@ def test_the_variable_of_the_file_takes_precedence(stack: ExitStack, tmp_path: P
     environ = {"TS_CONFIG_FILE": str(tmp_path / "other.properties")}
     found = management_of(server(stack, tmp_path, arguments, **environ))
     assert found.url == "http://127.0.0.1:3"
+
+
+@pytest.mark.skipif(not has_openssl(), reason=NO_OPENSSL)
+def test_a_certificate_for_other_names_is_trusted(stack: ExitStack, tmp_path: Path) -> None:
+    """Clients of TorchServe use another name or authority; refusing it filled TorchServe's log, once a second."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"models": [{"modelName": "chat"}]}')
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Say nothing."""
+
+    certificate = self_signed(tmp_path / "cert.pem")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, f"{certificate}.key")
+    listener = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+    listener.socket = tls.wrap_socket(listener.socket, server_side=True)
+    threading.Thread(target=listener.serve_forever, args=(0.01,)).start()
+    stack.callback(listener.shutdown)
+    arguments = config(tmp_path, f"management_address=https://localhost:{listener.server_port}")
+    with closing(management_of(server(stack, tmp_path, arguments))) as management:
+        assert management.models() == ["chat"]
 
 
 def test_a_unix_socket_has_no_url(stack: ExitStack, tmp_path: Path) -> None:
