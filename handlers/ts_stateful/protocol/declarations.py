@@ -109,6 +109,11 @@ class Declared(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, 
         """Count the elements of a row, per unit of its free dimension if it has one."""
         return math.prod(max(1, size) for size in self.shape)
 
+    @property
+    def sent_datatype(self) -> str:
+        """Return the type of the elements in answers: no format that clients read has BF16, so they are FP32 there."""
+        return str((Datatype.FP32 if self.datatype is Datatype.BF16 else self.datatype).value)
+
 
 class Input(Declared, frozen=True, kw_only=True):
     """`handler.inputs[i]`: sent by clients, or made by the server (`lengths_of`, `mask_of`, `control`)."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ts_stateful.protocol.answers import PackedTensor, TensorAnswer
-from ts_stateful.protocol.declarations import Datatype, Output
+from ts_stateful.protocol.declarations import Output
 
 __all__ = ["OutputRows", "elements_of"]
 
@@ -32,7 +32,7 @@ class OutputRows:
     @cached_property
     def answers(self) -> list[TensorAnswer]:
         """All rows, each cut to its length."""
-        name, datatype = self._declared.name, self._datatype
+        name, datatype = self._declared.name, self._declared.sent_datatype
         if self._lengths is None:
             # All at once: a call of torch's takes longer than the few elements of a row.
             shape = tuple(self._tensor.shape[1:])
@@ -45,15 +45,9 @@ class OutputRows:
 
     def packed(self, row: int) -> PackedTensor:
         """Return a row with its elements as bytes."""
-        tensor = self.tensor(row)
-        name = self._declared.name
-        return PackedTensor(name, self._datatype, tuple(tensor.shape), elements_of(tensor))
-
-    @property
-    def _datatype(self) -> str:
-        # No format that clients read has BF16; its elements are those of FP32.
-        declared = self._declared.datatype
-        return str((Datatype.FP32 if declared is Datatype.BF16 else declared).value)
+        tensor, shown = self.tensor(row), self._declared
+        shape = tuple(tensor.shape)
+        return PackedTensor(shown.name, shown.sent_datatype, shape, elements_of(tensor))
 
 
 def elements_of(tensor: Tensor) -> bytes:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.protocol.answers import TensorMetadata
-from ts_stateful.protocol.declarations import Datatype, Input, Output
+from ts_stateful.protocol.declarations import Declared
 from ts_stateful.version import __version__
 
 __all__ = ["SERVER", "ModelMetadata", "model_metadata"]
@@ -44,11 +44,5 @@ def model_metadata(model: ModelFront) -> ModelMetadata:
     )
 
 
-def _tensors(declared: Iterable[Input | Output]) -> tuple[TensorMetadata, ...]:
-    return tuple(TensorMetadata(one.name, _datatype(one), one.shape) for one in declared)
-
-
-def _datatype(declared: Input | Output) -> str:
-    # Answers have the elements of BF16 as FP32.
-    datatype = declared.datatype
-    return str((Datatype.FP32 if datatype is Datatype.BF16 else datatype).value)
+def _tensors(declared: Iterable[Declared]) -> tuple[TensorMetadata, ...]:
+    return tuple(TensorMetadata(one.name, one.sent_datatype, one.shape) for one in declared)
