@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ __all__ = ["AdminClient"]
 _TIMEOUT_S = 60.0  # longer than an engine's answer may take
 
 
-class AdminClient:
+class AdminClient(contextlib.AbstractContextManager["AdminClient"]):
     """Calls of one server, at `unix:///path` or `http://host:port`, as a context manager.
 
     Raises:
@@ -38,9 +39,6 @@ class AdminClient:
         self._http = httpx.Client(
             transport=transport, base_url=base, headers=headers, timeout=_TIMEOUT_S, trust_env=False
         )
-
-    def __enter__(self) -> AdminClient:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._http.close()

@@ -29,7 +29,7 @@ _WAIT_MS = 1000
 _CLOSE_TIMEOUT_S = 5.0
 
 
-class Reply:
+class Reply(contextlib.AbstractContextManager["Reply"]):
     """The reply to one prompt; iterate over it once for the pieces, or call `result()`.
 
     Nothing is sent before the first piece is asked for. Leaving the loop early, Ctrl-C and `close()` cancel the turn; the
@@ -118,9 +118,6 @@ class Reply:
                     self._advance()
         finally:  # also after another Ctrl-C
             self._end()
-
-    def __enter__(self) -> Reply:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def _transport(url: str, options: TransportOptions) -> Transport:
         raise ClientError(str(missing)) from missing
 
 
-class Server:
+class Server(contextlib.AbstractContextManager["Server"]):
     """A connection; leaving its `with` block closes it, but not the sessions on the server."""
 
     def __init__(self, calls: Calls) -> None:
@@ -203,9 +204,6 @@ class Server:
     def close(self) -> None:
         """Close the connection, for all threads. Sessions stay open until they are closed or expire."""
         self._calls.transport.close()
-
-    def __enter__(self) -> Server:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

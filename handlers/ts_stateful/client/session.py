@@ -62,7 +62,7 @@ class PromptOptions(TypedDict, total=False):
     top_logprobs: int
 
 
-class Session:
+class Session(contextlib.AbstractContextManager["Session"]):
     """An open session; leaving its `with` block closes it on the server.
 
     Only one client may use it: turns are numbered here, and a second client would use the same numbers. Only one thread at a
@@ -216,9 +216,6 @@ class Session:
             applied=(SessionClosed, lambda: Closed(self.session_id)),
         )
         self._closed = True
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         # A session that has ended needs no close, and no error may hide the one that ended the block.

@@ -41,7 +41,7 @@ class StepReply:
         self.outputs: dict[str, TensorAnswer] = {tensor.name: tensor for tensor in answer.outputs}
 
 
-class Steps:
+class Steps(contextlib.AbstractContextManager["Steps"]):
     """A sequence; leaving its `with` block ends it on the server. Only one client may use it, in one thread at a time."""
 
     def __init__(self, calls: Calls, session_id: str, *, num_steps: int) -> None:
@@ -202,9 +202,6 @@ class Steps:
         with contextlib.suppress(*(() if self._num_sent else (SessionError,))):
             self._calls.call(Close(session_id=self.session_id), Closed, applied=applied)
         self._ended = True
-
-    def __enter__(self) -> Steps:
-        return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         # A sequence that has ended needs no close, and no error may hide the one that ended the block.

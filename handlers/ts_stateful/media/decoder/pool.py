@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 from collections import deque
-from types import TracebackType
 
 import numpy as np
 from PIL import Image
@@ -117,22 +117,14 @@ class DecoderPool:
         process.close()
 
 
-class Lease:
+class Lease(contextlib.AbstractContextManager["Lease"]):
     """The right to decode one file. A context manager: leaving it returns the file's pixels to the budget."""
 
     def __init__(self, pool: DecoderPool) -> None:
         self._pool = pool
         self._num_pixels = 0
 
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._return_pixels()
 
     def decode_image(self, data: bytes, field: str) -> Image.Image:
