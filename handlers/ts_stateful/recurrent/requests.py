@@ -69,7 +69,9 @@ class RecurrentRequests:
         elif isinstance(command, Close):
             self._close(message, command)
         elif isinstance(command, Info):
-            self._info(message.request_id, self._sequences.get(command.session_id))
+            session = self._sequences.get(command.session_id)
+            answer = info(session, self._core.clock)
+            self._outbox.answer(message.request_id, answer, session_id=session.session_id)
         elif isinstance(command, Fork):
             self._fork(request, command)
         elif isinstance(command, Hello):
@@ -201,10 +203,6 @@ class RecurrentRequests:
     def _closed(self, request_id: str, session_id: str | None) -> None:
         answer = Closed(session_id or "")
         self._outbox.answer(request_id, answer, session_id=session_id, closed=True)
-
-    def _info(self, request_id: str, session: _Session) -> None:
-        answer = info(session, self._core.clock)
-        self._outbox.answer(request_id, answer, session_id=session.session_id)
 
 
 def _attach(job: PendingStep, request_id: str, client_id: str | None) -> None:

@@ -71,7 +71,8 @@ class ContinuousDelivery:
     def handle(self, data: Batch, context: Any) -> list[bytes]:
         """See `Delivery`."""
         present = set(context.request_ids.values())
-        self._drop_missing(present)
+        for request_id in self._pending.keys() - present:  # the only sign of a disconnected client
+            self._intake.drop(self._pending.pop(request_id))
         if self._described in present:
             self._clock.sleep(_DESCRIBED_PAUSE_S)
         new = [idx for idx, name in context.request_ids.items() if name not in self._pending]
@@ -87,11 +88,6 @@ class ContinuousDelivery:
             if response is not None:
                 responses[idx] = response
         return reply(context, responses, len(data))
-
-    def _drop_missing(self, present: set[str]) -> None:
-        # A missing row is the only sign of a disconnected client.
-        for request_id in self._pending.keys() - present:
-            self._intake.drop(self._pending.pop(request_id))
 
     @property
     def _num_resent(self) -> int:

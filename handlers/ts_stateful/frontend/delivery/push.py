@@ -61,7 +61,8 @@ class SequenceDelivery:
         sent_at = self._clock.monotonic()
         while True:
             for idx, pending in open_rows.items():
-                response = self._collect(pending)
+                pending.add(self._inbox.take(pending.request_id))
+                response = self._intake.attempt(pending.request_id, pending.next)
                 if response is not None:
                     ready[idx] = response
             open_rows = {idx: pending for idx, pending in open_rows.items() if not pending.done}
@@ -79,10 +80,6 @@ class SequenceDelivery:
                 sent_at = self._clock.monotonic()
             else:
                 self._inbox.wait(patience_s - silent_s)
-
-    def _collect(self, pending: PendingResponse) -> Response | None:
-        pending.add(self._inbox.take(pending.request_id))
-        return self._intake.attempt(pending.request_id, pending.next)
 
     def _carry(
         self, ready: dict[int, Response], open_rows: dict[int, PendingResponse], *, force: bool
