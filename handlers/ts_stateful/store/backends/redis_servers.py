@@ -197,6 +197,7 @@ def _client(url: str, step_s: float, password: str | None) -> redis.Redis:
             socket_connect_timeout=step_s,
             socket_timeout=step_s,
             retry=Retry(NoBackoff(), 1),
+            retry_on_error=[exceptions.ReadOnlyError],  # the name may lead to another primary now
         )
         client.connection_pool.make_connection()
     except (ValueError, TypeError) as error:

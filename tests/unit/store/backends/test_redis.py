@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -132,6 +134,24 @@ def test_a_server_that_does_not_answer_is_reported() -> None:
         store = RedisStore(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", timeout_s=0.2)
         with pytest.raises(StoreUnavailable, match="timeoutSec"):
             store.create("a", b"")
+
+
+def test_a_primary_that_became_a_replica_is_left() -> None:
+    """Its connections stay. The name of the URL leads to the new primary by then."""
+
+    def serve(listener: socket.socket) -> None:
+        for reply in (b"-READONLY You can't write against a read only replica.", b":1"):
+            connection, _ = listener.accept()
+            with connection:
+                while data := connection.recv(2**16):
+                    replies = [reply] if b"EVAL" in data else [b"+OK"] * data.count(b"SETINFO")
+                    connection.sendall(b"".join(one + b"\r\n" for one in replies))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0?protocol=2"
+        with contextlib.closing(RedisStore(url, timeout_s=_TIMEOUT_S)) as store:
+            assert store.create("sessions/a/00000000", b"x")
 
 
 @pytest.mark.parametrize(
