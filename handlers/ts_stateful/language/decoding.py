@@ -22,6 +22,7 @@ from ts_stateful.language.network.sampler import choose_tokens, sample
 from ts_stateful.language.runner import Logits, Runner
 from ts_stateful.language.scheduler import Chunk
 from ts_stateful.language.speculation import Drafter
+from ts_stateful.language.turns.kv_lending import lend_common
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.errors import OutOfMemory, StatefulError
 
@@ -45,8 +46,11 @@ class Decoding:
 
     def step(self) -> None:
         """Run the scheduler's next step."""
-        logits = self._forward(self.drafter.extend(self._turns.scheduler.schedule()))
+        chunks = self.drafter.extend(self._turns.scheduler.schedule())
+        logits = self._forward(chunks)
         self.runner.ahead = None  # it is in these logits, or of no use any more
+        for sequence, _ in chunks:
+            lend_common(sequence)
         row, rows = 0, []
         for sequence in logits.sequences:
             rows.append((sequence, row))
@@ -63,7 +67,6 @@ class Decoding:
             if not sequence.generates:
                 self._turns.finish(sequence, "stop")
             elif self._may_go_on(sequence):
-                self._turns.release(sequence)
                 due.append((sequence, row))
         if not due:
             return []

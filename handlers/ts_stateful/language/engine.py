@@ -171,6 +171,9 @@ class LanguageKind:
     def check_integrity(self) -> None:
         """See `ModelKind`."""
         self.turns.scheduler.check_integrity()
+        for one in self.turns.scheduler:
+            assert all(other.alike[one] == length for other, length in one.alike.items())
+            assert one.num_to_prefill or not one.alike
         self.turns.implicit.check_integrity()
         for session in self._core.table:
             context = session.state

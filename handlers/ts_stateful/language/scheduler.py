@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Chunk", "Schedulable", "Scheduler", "budget_of"]
@@ -10,6 +12,7 @@ __all__ = ["Chunk", "Schedulable", "Scheduler", "budget_of"]
 # which an H200 computes some 1,000 of a 7B model.
 _BUDGETS = {"cpu": 256, "cuda": 1024}
 _IDLE_BUDGETS = 2  # budgets that prompts may take while no stream has to wait for them
+_SMALL = 16  # parts of a budget: fewer tokens are computed twice sooner than in another step
 
 
 class Schedulable(Protocol):
@@ -22,6 +25,10 @@ class Schedulable(Protocol):
 
     def whole(self, count: int) -> int:
         """Return `count`, or more tokens if some of these can only be computed together with the next ones, or fewer."""
+        ...
+
+    def waits_for(self, others: Collection[object]) -> bool:
+        """Return True if one of these computes its next tokens too, and will lend them."""
         ...
 
 
@@ -47,6 +54,9 @@ class Scheduler(Generic[SequenceT]):
     def __len__(self) -> int:
         return len(self._prefilling) + len(self._decoding)
 
+    def __iter__(self) -> Iterator[SequenceT]:
+        return chain(self._prefilling, self._decoding)
+
     def add(self, sequence: SequenceT) -> None:
         """Take a turn that is ready to run."""
         self._prefilling.append(sequence)
@@ -66,23 +76,32 @@ class Scheduler(Generic[SequenceT]):
         """Return the next step: a token for every turn that decodes, then chunks of prompts.
 
         Half of the budget belongs to the oldest prompt, so that none starves. The rest goes to the shortest ones first: a
-        short prompt does not wait for a long one, and as many as fit are prefilled together.
+        short prompt does not wait for a long one, and as many as fit are prefilled together. One waits for what another, which
+        is before it in this order, computes for both. So the oldest never waits, and none for longer than without the other.
         """
         step = [(sequence, 1) for sequence in self._decoding]
         if self._prefilling:
             step += self._share(self._budget if step else _IDLE_BUDGETS * self._budget)
         return step
 
+    def pays(self, count: int, *prompts: SequenceT) -> bool:
+        """Return True if it is worth a step that all but one of these prompts wait for `count` tokens."""
+        shortest = min(prompt.num_to_prefill for prompt in prompts)
+        return count >= max(self._budget // _SMALL, min(self._budget, shortest // 2))
+
     def _share(self, budget: int) -> list[Chunk[SequenceT]]:
-        oldest = self._prefilling[0]
+        oldest, ready = self._prefilling[0], list[SequenceT]()
+        for sequence in (oldest, *sorted(self._prefilling, key=lambda one: one.num_to_prefill)):
+            if not sequence.waits_for(ready):
+                ready.append(sequence)
         counts = {id(oldest): min(oldest.num_to_prefill, -(-budget // 2))}
         left = budget - counts[id(oldest)]
-        for sequence in sorted(self._prefilling, key=lambda sequence: sequence.num_to_prefill):
+        for sequence in ready[1:]:
             count = counts.get(id(sequence), 0)
             more = min(left, sequence.num_to_prefill - count)
             counts[id(sequence)] = count + more
             left -= more
-        chunks = [(sequence, sequence.whole(counts[id(sequence)])) for sequence in self._prefilling]
+        chunks = [(one, one.whole(counts.get(id(one), 0))) for one in self._prefilling]
         for sequence, count in chunks:
             if count == sequence.num_to_prefill:
                 self._prefilling.remove(sequence)

@@ -39,8 +39,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     - `profile`: the profile of the frontend that received the request.
     - `num_bytes`: the bytes of the client's request.
     - `affinity`: of a request without a session, its name and that of the request before it in the same conversation.
-    - `choices`: the number of replies that the client wants; engines get a request for each. All but the first have the first
-      one's id as `leader`: it computes the prompt for them.
+    - `choices`: the number of replies that the client wants; engines get a request for each.
     - `principal`: the tenant that sends the request; None without `handler.auth`. Session ids are then the client's own, else
       those of `protocol.tenants`.
     """
@@ -63,7 +62,6 @@ class Submit(Struct, frozen=True, tag="submit"):
     num_bytes: int = 0
     affinity: tuple[str, ...] = ()
     choices: int = 1
-    leader: str | None = None
     principal: str | None = None
 
     @property

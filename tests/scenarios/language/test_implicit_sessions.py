@@ -9,8 +9,10 @@ import pytest
 
 from tests.support.chats import Chats, Told, cached
 from tests.support.tiny import REWRITING, llama, llava, qwen2_vl
+from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.chat import RawPrompt
+from ts_stateful.protocol.errors import OutOfMemory
 from ts_stateful.protocol.tenants import internal_id
 
 MAKERS: dict[str, Callable[[], Model]] = {
@@ -297,3 +299,110 @@ def test_the_longest_beginning_is_found_among_many() -> None:
         chats.say_alone(system, ("user", f"{number}?"), checked=False)
     asked = chats.say_alone(system, COLOR, ("assistant", "Red"), SQUARE)
     assert cached(asked) >= first["usage"]["prompt_tokens"]
+
+
+LONE: dict[str, Any] = {"creates_session": True, "ephemeral": True}
+DOCUMENT = "A circle and a square, which is small and blue. "
+
+
+def about(question: str, shown: list[str] | None = None) -> list[Told]:
+    """A question about a document and, perhaps, a picture."""
+    system = "Answer every question about what is here in one short word."
+    return [("system", system), ("user", [*(shown or []), DOCUMENT + question])]
+
+
+def submitted(chats: Chats, *asked: list[Told]) -> list[str]:
+    return [
+        chats.harness.submit(chats.chat(*told, session=f"s{number}"), **LONE)
+        for number, told in enumerate(asked)
+    ]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 30])
+def test_a_beginning_that_several_have_at_once_is_computed_once(model: Model, steps: int) -> None:
+    """Others wait for the first, or copy what it has; it may decode already."""
+    chats = Chats(model)
+    shown = ["@1"] if model.encoder is not None else []
+    asked = [about(question, shown) for question in ("What is red?", "Which is it?", "Why?")]
+    first, others = asked[0], asked[1:]
+    (leader,) = submitted(chats, first)
+    chats.harness.steps(steps)
+    requests = [
+        chats.harness.submit(chats.chat(*told, session=f"s{number}"), **LONE)
+        for number, told in enumerate(others, start=1)
+    ]
+    chats.harness.run()
+    answers = [chats.harness.last(request) for request in (leader, *requests)]
+    assert cached(answers[0]) == 0
+    for number, (told, answer) in enumerate(zip(asked, answers, strict=True)):
+        chats.check(told, f"s{number}")
+        assert number == 0 or answer["usage"]["prompt_tokens"] - cached(answer) < 40
+    assert held(chats) == 3
+
+
+def test_what_several_have_at_once_goes_through_the_model_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many tokens as the usage has."""
+    chats, computed = Chats(llama()), list[int]()
+
+    def counted(self: Forward, ids: Any, *args: Any, **inputs: Any) -> Any:
+        computed.append(len(ids))
+        return call(self, ids, *args, **inputs)
+
+    call = Forward.__call__
+    monkeypatch.setattr(Forward, "__call__", counted)
+    requests = submitted(chats, *(about(f"{number}?") for number in range(6)))
+    chats.harness.run()
+    usages = [chats.harness.last(request)["usage"] for request in requests]
+    prompts = sum(usage["prompt_tokens"] for usage in usages)
+    lent = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    replies = sum(usage["completion_tokens"] for usage in usages)
+    assert prompts - lent <= sum(computed) <= prompts - lent + 2 * replies
+    assert prompts - lent < prompts / 3
+
+
+@pytest.mark.parametrize("steps", [1, 3, 6, 9, 12])
+@pytest.mark.parametrize("ends", ["drop", "fail"])
+def test_the_others_go_on_with_what_the_first_has_computed(steps: int, ends: str) -> None:
+    """Its client leaves, or its pass fails: the next one computes the rest for all."""
+    chats = Chats(llama())
+    asked = [about(f"{number}?") for number in range(4)]
+    first, *others = submitted(chats, *asked)
+    chats.harness.steps(steps)
+    leader = chats.harness.kind.turns.waiters.find(first)
+    assert leader is not None
+    length = leader.context.kv.length
+    if ends == "drop":
+        chats.harness.engine.drop(first)
+        chats.harness.engine.tick()
+    else:
+        chats.harness.kind.turns.fail(leader, OutOfMemory("the device is full"))
+    chats.harness.run()
+    usages = [chats.harness.last(request)["usage"] for request in others]
+    for number in (1, 2, 3):
+        chats.check(asked[number], f"s{number}")
+    computed = sum(u["prompt_tokens"] - u["prompt_tokens_details"]["cached_tokens"] for u in usages)
+    assert computed <= max(0, usages[0]["prompt_tokens"] - length) + 3 * 20
+
+
+def test_nothing_is_shared_at_once_with_another_principal() -> None:
+    """Each computes all of its own."""
+    chats = Chats(llama(), config={"handler": {"auth": {"mode": "header", "header": "x-user"}}})
+    requests = [
+        chats.harness.submit(chats.chat(*about("Why?"), session=internal_id(name, "1")), **LONE)
+        for name in ("alice", "bob")
+    ]
+    chats.harness.run()
+    assert [cached(chats.harness.last(request)) for request in requests] == [0, 0]
+
+
+def test_short_beginnings_are_not_waited_for() -> None:
+    """Two prompts with the same few words are computed in the same steps."""
+    chats = Chats(llama(), config={"handler": {"prefillChunk": 400}})
+    asked = [("user", f"{number} {DOCUMENT}") for number in range(2)]
+    first, second = submitted(chats, *([told] for told in asked))
+    chats.harness.steps(1)
+    turns = chats.harness.kind.turns
+    assert {turns.waiters.find(name).num_generated for name in (first, second)} == {1}  # type: ignore[union-attr]
+    chats.harness.run()

@@ -29,6 +29,7 @@ NAMES = st.sampled_from(["a", "b", "c"])
 ENGINES = st.integers(0, 1)
 TEXTS = st.sampled_from(["Hi", "What color is the circle?"])
 SYSTEMS = st.sampled_from([None, "You answer every question in a single short word, please."])
+BEGINNINGS = st.sampled_from(["Hi", *(f"What color is the circle? {end}" for end in ("", "And?"))])
 PICTURES = ("one", "two")
 
 
@@ -147,12 +148,14 @@ class LateSchedules(RuleBasedStateMachine):
         )
         self._ask(engine, command)
 
-    @rule(engine=ENGINES, text=TEXTS)
-    def prompt_alone(self, engine: int, text: str) -> None:
-        """With a session of its own, that ends with it."""
-        self.num_alone += 1
-        command = Prompt(session_id=f"alone{self.num_alone}", prompt=text, max_new_tokens=2)
-        self._ask(engine, command, creates_session=True, ephemeral=True)
+    @rule(engine=ENGINES, texts=st.lists(BEGINNINGS, min_size=1, max_size=3), shows=st.booleans())
+    def prompt_alone(self, engine: int, texts: list[str], shows: bool) -> None:
+        """With sessions of their own, that end with them; what they have in common is computed once."""
+        for text in texts:
+            self.num_alone += 1
+            name, images = f"alone{self.num_alone}", self._images(int(shows))
+            command = Prompt(session_id=name, prompt=text, images=images, max_new_tokens=2)
+            self._ask(engine, command, creates_session=True, ephemeral=True)
 
     @rule(engine=ENGINES, name=NAMES, kind=st.sampled_from([Cancel, Close, Info]))
     def tell(self, engine: int, name: str, kind: Any) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.chats import Chats, cached
 from tests.support.harness import Harness, reference_reply
 from tests.support.tiny import MODELS, MORE_MODELS
 from tests.unit.language.network.test_one_pass import RECURRENT
 from ts_stateful.language.network.forward import Forward
+from ts_stateful.language.text.dialogue import common_prefix
 from ts_stateful.protocol.requests import Fork, Prompt, Rewind
 
 NEW_TOKENS = 12
@@ -145,3 +147,21 @@ def test_replies_of_many_sessions_are_computed_in_one_pass(
         reference_reply(harness.model, harness, f"s{index}", NEW_TOKENS - 3 * index)
     for session_id in ("s0", "f"):
         reference_reply(harness.model, harness, session_id, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_beginning_that_several_have_at_once_is_lent_whole(name: str) -> None:
+    """States cannot be cut, so a step ends where the prompts part."""
+    chats = Chats(MODELS[name](), config={"handler": {"prefillChunk": 100}})
+    asked = [("user", "A small circle and a large square. " * 3 + end) for end in ("Why?", "And?")]
+    requests = [
+        chats.harness.submit(
+            chats.chat(told, session=f"s{number}"), creates_session=True, ephemeral=True
+        )
+        for number, told in enumerate(asked)
+    ]
+    chats.harness.run()
+    for number, told in enumerate(asked):
+        chats.check([told], f"s{number}")
+    logs = [chats.session(f"s{number}").state.log for number in range(2)]
+    assert cached(chats.harness.last(requests[1])) == common_prefix(*logs)

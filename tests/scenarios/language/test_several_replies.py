@@ -51,7 +51,6 @@ def test_only_the_first_computes_the_prompt(name: str) -> None:
             request,
             creates_session=True,
             ephemeral=True,
-            leader=first if index else None,
         )
     harness.run()
     answers = [harness.last(request) for request in (first, *others)]
@@ -66,8 +65,7 @@ def test_one_token_each() -> None:
     harness = Harness(llama())
     for index in range(3):
         command = RawPrompt(session_id=f"s{index}", prompt=TEXT, max_new_tokens=1, ignore_eos=True)
-        leader = "r.0" if index else None
-        harness.submit(command, f"r.{index}", creates_session=True, ephemeral=True, leader=leader)
+        harness.submit(command, f"r.{index}", creates_session=True, ephemeral=True)
     harness.run()
     answers = [harness.last(f"r.{index}") for index in range(3)]
     assert len({answer["text"] for answer in answers}) == 1
@@ -79,13 +77,11 @@ def test_the_others_go_on_without_the_first(steps: int) -> None:
     """Its client leaves before, while or after its prompt is computed; nothing waits for ever."""
     harness = Harness(llama())
     for index in range(3):
-        leader = "r.0" if index else None
         harness.submit(
             ask(f"s{index}", 5 + index),
             f"r.{index}",
             creates_session=True,
             ephemeral=True,
-            leader=leader,
         )
     harness.steps(steps)
     harness.engine.drop("r.0")
@@ -94,10 +90,3 @@ def test_the_others_go_on_without_the_first(steps: int) -> None:
     for index in (1, 2):
         answer = harness.last(f"r.{index}")
         assert answer["text"] == alone(harness.model, 5 + index, image=False)["text"]
-
-
-def test_an_unknown_first_is_no_reason_to_wait() -> None:
-    """An engine that was started again may have it no more."""
-    harness = Harness(llama())
-    answer = harness.ask(ask("s", 5), creates_session=True, ephemeral=True, leader="gone")
-    assert answer["text"] == alone(harness.model, 5, image=False)["text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -18,12 +19,17 @@ class Turn:
     blocks: tuple[
         tuple[int, int], ...
     ] = ()  # by the tokens to prefill at their beginning, and after them
+    alike: Turn | None = None  # begins with the same ids
 
     def whole(self, count: int) -> int:
         """Blocks are not cut."""
         left = self.num_to_prefill - count
         after = next((stop for start, stop in self.blocks if start > left > stop), left)
         return self.num_to_prefill - after
+
+    def waits_for(self, others: Collection[object]) -> bool:
+        """It takes what another one has."""
+        return self.alike in others
 
 
 def run(scheduler: Scheduler[Turn]) -> list[tuple[Turn, int]]:
@@ -115,6 +121,39 @@ def test_nobody_starves(lengths: list[int], budget: int) -> None:
         added(scheduler, *lengths)
         run(scheduler)
     assert oldest.num_to_prefill == 0
+
+
+def test_one_waits_for_what_another_computes_for_both() -> None:
+    """That one, which comes first, has their part of the budget; one that begins otherwise has its own."""
+    scheduler = Scheduler[Turn](10)
+    other = decoding(scheduler)
+    oldest, alike = added(scheduler, 100, 60)
+    alike.alike = oldest
+    assert run(scheduler) == [(other, 1), (oldest, 10)]
+    (short,) = added(scheduler, 3)
+    assert run(scheduler) == [(other, 1), (oldest, 7), (short, 3)]
+    scheduler.remove(oldest)
+    assert (alike, 10) in run(scheduler)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_that_is_alike() -> None:
+    """Which is after it; the long one waits, unless it is the oldest."""
+    scheduler = Scheduler[Turn](10)
+    other = decoding(scheduler)
+    oldest, long, short = added(scheduler, 1000, 100, 50)
+    long.alike, short.alike = short, long
+    assert run(scheduler) == [(other, 1), (oldest, 5), (short, 5)]
+    scheduler.remove(oldest)
+    assert run(scheduler) == [(other, 1), (long, 10)]
+
+
+def test_few_tokens_are_not_waited_for() -> None:
+    """Unless they are most of a prompt, it is sooner done without a further step; a whole budget of them is worth one."""
+    scheduler = Scheduler[Turn](160)
+    short, long = Turn(100), Turn(5000)
+    assert [scheduler.pays(count, long, short) for count in (9, 49, 50)] == [False, False, True]
+    assert [scheduler.pays(count, long, long) for count in (159, 160)] == [False, True]
+    assert [scheduler.pays(count, Turn(4), short) for count in (9, 10)] == [False, True]
 
 
 def test_blocks_are_not_cut() -> None:

@@ -59,14 +59,18 @@ def branch(
 
 
 def same_states(
-    held: Context, ids: Sequence[int], images: Sequence[MediaInput], media_tokens: Collection[int]
+    log: Sequence[int],
+    shown: Sequence[MediaInput],
+    ids: Sequence[int],
+    images: Sequence[MediaInput],
+    media_tokens: Collection[int],
 ) -> int:
-    """Return for how many of `ids`, in which `images` stand, the KV states of `held` are valid.
+    """Return for how many of `ids`, in which `images` stand, the KV states of `log`, in which those `shown` do, are valid.
 
     Two images may have the same ids, so the first one that shows something else ends the common part.
     """
-    length = common_prefix(held.log, ids)
-    pairs = zip(held.images, images, strict=False)
+    length = common_prefix(log, ids)
+    pairs = zip(shown, images, strict=False)
     same = list(
         itertools.takewhile(lambda pair: pair[0] is pair[1] or pair[0].key == pair[1].key, pairs)
     )

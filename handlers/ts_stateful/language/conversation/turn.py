@@ -11,6 +11,7 @@ from ts_stateful.language.conversation.context import Context, Past
 from ts_stateful.language.conversation.drafts import TokenHistory
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.grammar.matcher import Matcher
+from ts_stateful.language.kv.prefix import MIN_TOKENS
 from ts_stateful.language.kv.spans import Block
 from ts_stateful.language.network.logprobs import Chosen
 from ts_stateful.language.network.row_penalties import NO_PENALTIES, RowPenalties
@@ -100,9 +101,8 @@ class Sequence:
     cancelled: bool = False
     cancels: list[str] = field(default_factory=list)  # ids of requests that wait for its end alone
     followers: list[Submit] = field(default_factory=list)  # requests to admit when it ends
-    leader: Sequence | None = None  # it computes the same prompt; None if there is none, or no more
-    led: list[Sequence] = field(default_factory=list)  # the turns that wait for this one's prompt
     # From when it runs:
+    alike: dict[Sequence, int] = field(default_factory=dict)  # see `kv_lending`
     ids: list[int] = field(default_factory=list)  # the whole context, the generated ids at the end
     draft: list[int] = field(default_factory=list)  # ids that may follow, computed in this step
     history: TokenHistory = field(default_factory=TokenHistory)  # of `ids`, for drafts
@@ -167,12 +167,21 @@ class Sequence:
         return self.base.images + self.images
 
     def whole(self, count: int) -> int:
-        """See `Schedulable`. Recurrent states are kept before a prompt's last token, from which its reply may begin again."""
+        """See `Schedulable`. Recurrent states are kept before a prompt's last token, from which its reply may begin again.
+
+        They can be lent at the end of a step alone.
+        """
         start = self.context.kv.length
         end = start + count
-        if self.context.kv.recurrent is not None and start < self.num_prompt - 1:
-            end = min(end, self.num_prompt - 1)
+        if self.context.kv.recurrent is not None:
+            ends = [length for length in self.alike.values() if length >= start + MIN_TOKENS]
+            end = min(at for at in (end, self.num_prompt - 1, *ends) if at > start or at == end)
         return next((b.stop for b in self.blocks if b.start < end < b.stop), end) - start
+
+    def waits_for(self, others: Collection[object]) -> bool:
+        """See `Schedulable`."""
+        length = self.context.kv.length
+        return any(other in others and other.context.kv.length >= length for other in self.alike)
 
     @property
     def num_to_prefill(self) -> int:

@@ -150,7 +150,8 @@ class KvOffload:
             self.num_failed += not outcome.is_whole
             num_bytes = kv.valid_bytes
             # It may have gone back meanwhile.
-            kv.truncate(same_states(context, transcript.log, transcript.images, self._media_tokens))
+            held = context.log, context.images
+            kv.truncate(same_states(*held, transcript.log, transcript.images, self._media_tokens))
             if context.stored.owner is None:
                 context.stored = Stored(kv.length, num_bytes)
             else:  # it has states of its own now

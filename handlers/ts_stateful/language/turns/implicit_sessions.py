@@ -130,7 +130,8 @@ class ImplicitSessions:
             state = kept.session.state
             if state.num_lent(last) <= most or state.log[most] != sequence.ids[most]:
                 continue  # comparing all ids takes longer
-            length = same_states(state, sequence.ids, sequence.all_images, tokens)
+            log, shown = state.log, state.images
+            length = same_states(log, shown, sequence.ids, sequence.all_images, tokens)
             length = state.num_lent(min(length, last))
             if length >= max(most + 1, MIN_TOKENS):
                 best, most = state, length
@@ -141,8 +142,8 @@ class ImplicitSessions:
 
     def valid(self, sequence: Sequence) -> int:
         """Return for how many ids of a turn the states of its session are."""
-        images, tokens = sequence.all_images, self._model.media_tokens
-        return same_states(sequence.context, sequence.ids, images, tokens)
+        context, images, tokens = sequence.context, sequence.all_images, self._model.media_tokens
+        return same_states(context.log, context.images, sequence.ids, images, tokens)
 
     def noted(self, session: _Session) -> None:
         """Let others copy from an open session after a turn of it; it stays in the table."""

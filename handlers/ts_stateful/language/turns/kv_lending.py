@@ -1,19 +1,23 @@
-"""The KV states that a fork can use, copied from its source."""
+"""The KV states of the same first ids, copied from another session."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.conversation.turn import Status
+from ts_stateful.language.conversation.matching import same_states
+from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.kv.prefix import MIN_TOKENS
+from ts_stateful.language.kv.spans import beginning_of
+from ts_stateful.language.scheduler import Scheduler
 from ts_stateful.language.text.dialogue import common_prefix
 from ts_stateful.sessions.session import Residency, Session
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["lend_kv"]
+__all__ = ["join", "lend_common", "lend_kv"]
 
-_COMPUTED = (
-    Status.RUNNING,
-    Status.COMMITTING,
-)  # the states are those of the turn's ids, not of the log
+# The states are those of the turn's ids, not of the log.
+_COMPUTED = Status.RUNNING, Status.COMMITTING
 
 
 def lend_kv(source: Session[Context], fork: Context, table: SessionTable[Context]) -> None:
@@ -26,3 +30,61 @@ def lend_kv(source: Session[Context], fork: Context, table: SessionTable[Context
     on_device = source.state.residency is Residency.DEVICE
     if on_device and table.make_room(kv.most_bytes(length), spared=source):
         source.state.lend_kv(fork, length)
+
+
+def join(sequence: Sequence, running: Scheduler[Sequence], media_tokens: Collection[int]) -> None:
+    """Copy to a turn that opens a session what a running one has computed of the same first ids.
+
+    If another one still computes many more of them, both note in `alike` how many they have in common.
+    """
+    found = _alike(sequence, running, media_tokens) if sequence.creates_session else {}
+    if found:
+        most = max(found, key=lambda other: min(found[other], other.context.kv.length))
+        _lend(most, sequence, found[most])
+    start = sequence.context.kv.length
+    for other, length in found.items():
+        count = length - max(start, other.context.kv.length)
+        if count >= MIN_TOKENS and running.pays(length - start, sequence, other):
+            sequence.alike[other] = other.alike[sequence] = length
+
+
+def lend_common(lender: Sequence, *, ends: bool = False) -> None:
+    """Copy states to the turns that have the same first ids, when all of these are computed, or if the lender `ends`."""
+    for taker, length in [*lender.alike.items()]:
+        if ends or lender.context.kv.length >= length:
+            del lender.alike[taker], taker.alike[lender]
+            _lend(lender, taker, length)
+
+
+def _alike(
+    sequence: Sequence, running: Scheduler[Sequence], media_tokens: Collection[int]
+) -> dict[Sequence, int]:
+    """Return the turns, of those that opened their sessions, which have the same states, and for how many ids."""
+    context, tenant = sequence.context, sequence.session.tenant
+    start, most, found = context.kv.length, sequence.num_prompt - 1, dict[Sequence, int]()
+    part = sequence.ids[start : start + MIN_TOKENS]
+    for other in running if most >= start + MIN_TOKENS else ():
+        held = other.context
+        if other.ids[start : start + MIN_TOKENS] != part or not other.creates_session:
+            continue  # comparing all ids takes longer
+        if (other.session.tenant, held.adapter) != (tenant, context.adapter):
+            continue
+        if held.kv.images != context.kv.images:
+            continue
+        shown = other.all_images, sequence.ids, sequence.all_images
+        length = min(same_states(other.ids, *shown, media_tokens), most, other.num_prompt - 1)
+        length = beginning_of(other.blocks, beginning_of(sequence.blocks, length))
+        if length >= start + MIN_TOKENS:
+            found[other] = length
+    return found
+
+
+def _lend(lender: Sequence, taker: Sequence, length: int) -> None:
+    context, before = taker.context, taker.context.kv.length
+    length = lender.context.num_lent(length)
+    if length < before + MIN_TOKENS:
+        return
+    lender.context.lend_kv(context, length)
+    taker.cached += context.kv.length - before
+    if context.kv.recurrent is not None:
+        context.kv.recurrent.keep(context.kv.length)

@@ -17,8 +17,9 @@ from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.scheduler import Scheduler, budget_of
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.inputs import TurnInputs
+from ts_stateful.language.turns.kv_lending import join, lend_common
 from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
-from ts_stateful.language.turns.preparation import Preparation, added_messages, resume_reply
+from ts_stateful.language.turns.preparation import Preparation, resume_reply
 from ts_stateful.language.turns.waiters import Waiters
 from ts_stateful.protocol.chat import Discard, Respond
 from ts_stateful.protocol.errors import (
@@ -31,7 +32,7 @@ from ts_stateful.protocol.errors import (
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Media, Prompt, Rewind
 from ts_stateful.session_log.journal import Done
-from ts_stateful.sessions.session import Session, Turn
+from ts_stateful.sessions.session import Delta, Session, Turn
 
 __all__ = ["Turns"]
 
@@ -72,6 +73,7 @@ class Turns:
     def fail(self, sequence: Sequence, error: StatefulError) -> None:
         """Roll the turn back: the session stands where its last committed turn left it."""
         session, context = sequence.session, sequence.context
+        lend_common(sequence, ends=True)
         if sequence.status in (Status.RUNNING, Status.COMMITTING):
             # Lent states may be of ids that are not in the log.
             context.kv.truncate(min(sequence.keep, self.implicit.valid(sequence)))
@@ -92,6 +94,7 @@ class Turns:
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End the turn as it stands. It is committed, and its last event sent, when its record is in the store."""
+        lend_common(sequence, ends=True)
         self.scheduler.remove(sequence)
         try:
             turn = self._turn(sequence, reason) if isinstance(sequence.command, Prompt) else None
@@ -102,13 +105,6 @@ class Turns:
             sequence.context.open(sequence.ids)
         sequence.status = Status.COMMITTING
         self._persistence.committed(sequence, turn, partial(self._recorded, sequence, turn))
-
-    def release(self, leader: Sequence) -> None:
-        """Start the turns that wait for a turn's prompt, which is computed or never will be; they copy what is there."""
-        led, leader.led = leader.led, []
-        for sequence in led:
-            self._advance(sequence, leader=leader)
-            sequence.leader = None
 
     def cancel(self, session: Session[Context], request_id: str) -> bool:
         """End the turn in progress as it stands, and answer the request after that; return False if there is none."""
@@ -181,7 +177,6 @@ class Turns:
         except Exception as failure:  # a library may raise anything
             reason = turn_defect(failure, "committing a turn")
             # The session may have a part of the turn, so it ends here. What the store has of it is whole, and goes on.
-            self.release(sequence)
             self._forget(sequence.session, reason)
         self._resume_followers(sequence)
 
@@ -220,26 +215,32 @@ class Turns:
         self._persistence.became_idle()
 
     def _turn(self, sequence: Sequence, reason: str) -> Turn:
-        if not sequence.generates:
-            return added_messages(sequence, self.outbox.timing_of(sequence))
-        extension, reply = sequence.extension, sequence.reply
+        extension, reply, text = sequence.extension, sequence.reply, ""
         assert extension is not None
         assert reply is not None
-        text = reply.finish()
-        message = self._model.text.reply_message(text, sequence.parsing, sequence.origin)
-        reply_ids = sequence.ids[sequence.num_prompt :][: reply.num_kept]
+        messages = sequence.messages
+        if sequence.generates:
+            text = reply.finish()
+            message = self._model.text.reply_message(text, sequence.parsing, sequence.origin)
+            ids, dialogue = sequence.ids[sequence.num_prompt :], sequence.base.dialogue
+            delta = self._model.text.committed(
+                dialogue, messages, extension, message, ids[: reply.num_kept], reply.rest
+            )
+        else:
+            keep, ids, num_images = extension.keep, extension.ids, len(sequence.images)
+            delta = Delta(
+                keep, tuple(ids), messages=messages, num_images=num_images, has_reply=False
+            )
         return Turn(
             number=sequence.number,
             text=text,
-            finish_reason=reason,
+            finish_reason=reason if delta.has_reply else "stop",
             usage=usage_of(sequence),
             timing=self.outbox.timing_of(sequence),
-            delta=self._model.text.committed(
-                sequence.base.dialogue, sequence.messages, extension, message, reply_ids, reply.rest
-            ),
+            delta=delta,
             origin=sequence.origin,
             logprobs=tuple(sequence.logprobs[: reply.num_kept]),
-            parsing=sequence.parsing,
+            parsing=sequence.parsing if delta.has_reply else None,
             note=sequence.note,
         )
 
@@ -255,11 +256,10 @@ class Turns:
         if session.work:
             self._advance(session.work[0])
 
-    def _advance(self, sequence: Sequence, leader: Sequence | None = None) -> None:
-        """Start the turn if it is the next of its session and has what it needs; `leader` is released."""
-        if sequence.status is not Status.WAITING or sequence.session.work[0] is not sequence:
-            return
-        if sequence.leader is not leader or sequence.context.incoming:
+    def _advance(self, sequence: Sequence) -> None:
+        """Start the turn if it is the next of its session and has what it needs."""
+        is_next = sequence.status is Status.WAITING and sequence.session.work[0] is sequence
+        if not is_next or sequence.context.incoming:
             return
         sequence.started_at = self._core.clock.monotonic()
         try:
@@ -273,6 +273,7 @@ class Turns:
         self._preparation.prepare(sequence)
         self._core.quotas.spend(sequence.session.owner, sequence.num_new)
         sequence.status = Status.RUNNING
+        join(sequence, self.scheduler, self._model.media_tokens)
         stopped = resume_reply(sequence, self._model.eos_ids)
         self.waiters.started(sequence)
         if sequence.cancelled:
@@ -286,7 +287,6 @@ class Turns:
 
     def _leave(self, sequence: Sequence) -> None:
         sequence.status = Status.DONE
-        self.release(sequence)
         self._core.table.touch(sequence.session)  # the idle time begins when the work ends
         work = sequence.session.work
         was_first = work[0] is sequence

@@ -157,14 +157,7 @@ class TurnOutbox(Outbox):
 
     def reopened(self, request_id: str, session: Session[Any]) -> None:
         """Answer a repeated `open` whose session is open already."""
-        num_tokens = len(session.state.log)
-        document = Opened(
-            session.session_id,
-            self.clock.rfc3339(session.expires_at),
-            Usage(prompt_tokens=num_tokens),
-        )
-        until = self.until(session.expires_at)
-        self.answer(request_id, document, session_id=session.session_id, opened_until=until)
+        self._opened(request_id, session, Usage(prompt_tokens=len(session.state.log)))
 
     def replayed(
         self,
@@ -222,13 +215,13 @@ class TurnOutbox(Outbox):
 
     def opened(self, sequence: Sequence) -> None:
         """Answer an `open`."""
-        document = Opened(
-            sequence.session.session_id,
-            self.clock.rfc3339(sequence.session.expires_at),
-            usage_of(sequence),
-        )
         for subscriber in sequence.subscribers:
-            self.answer(subscriber.request_id, document, **self._session_fields(sequence))
+            self._opened(subscriber.request_id, sequence.session, usage_of(sequence))
+
+    def _opened(self, request_id: str, session: Session[Any], usage: Usage) -> None:
+        document = Opened(session.session_id, self.clock.rfc3339(session.expires_at), usage)
+        until = self.until(session.expires_at)
+        self.answer(request_id, document, session_id=session.session_id, opened_until=until)
 
     def failed(self, sequence: Sequence, error: StatefulError) -> None:
         """Send the error of a turn that was rolled back to everybody who waits for it."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Items
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.conversation.matching import branch, same_states
-from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.conversation.matching import branch
+from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.beside import VisionBeside
 from ts_stateful.language.kv.spans import beginning_of
 from ts_stateful.language.network.load import Model
@@ -17,13 +17,12 @@ from ts_stateful.language.text.reply import ReplyText
 from ts_stateful.language.text.reply_parser import ReplyParser
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
-from ts_stateful.protocol.answers import Timing, TokenDetails, Usage
 from ts_stateful.protocol.chat import Chat, Parsing, RawPrompt, Respond
 from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, OutOfMemory, TurnGap
 from ts_stateful.protocol.requests import Open, Prompt
-from ts_stateful.sessions.session import Delta, Message, Turn
+from ts_stateful.sessions.session import Message
 
-__all__ = ["Preparation", "added_messages", "check_command", "check_number", "resume_reply"]
+__all__ = ["Preparation", "check_command", "check_number", "resume_reply"]
 
 _CHARS_PER_TOKEN = 32  # on average, at the very most
 
@@ -60,11 +59,10 @@ class Preparation:
             sequence.blocks += self._model.encoder.blocks(sequence.image_mask)
         self._make_room(sequence)
         sequence.restored_from = context.to_device()
-        lent = (self._implicit.lend(sequence), self.prefixes.lend(sequence), _lend_prompt(sequence))
-        known = max(extension.keep, *lent)
+        lent = self._implicit.lend(sequence)
+        known = max(extension.keep, lent, self.prefixes.lend(sequence))
         if sequence.past is not None:
-            tokens = self._model.media_tokens
-            known = max(lent[0], same_states(context, sequence.ids, sequence.all_images, tokens))
+            known = max(lent, self._implicit.valid(sequence))
         self._drop_others(sequence)
         # The last id is always computed: its logits choose the first token.
         keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
@@ -168,17 +166,6 @@ class Preparation:
         context.reserved, context.unseen = needed, unseen
 
 
-def _lend_prompt(sequence: Sequence) -> int:
-    """Copy the KV states of the same prompt from the turn that has computed it; return of how many ids."""
-    leader = sequence.leader
-    if leader is None or leader.ids[: leader.num_prompt] != sequence.ids:
-        return 0
-    length = min(sequence.num_prompt - 1, leader.context.kv.length)
-    if leader.status is Status.RUNNING and length > sequence.context.kv.length:
-        leader.context.lend_kv(sequence.context, length)
-    return sequence.context.kv.length
-
-
 def resume_reply(sequence: Sequence, eos_ids: Collection[int]) -> str | None:
     """Begin the reply with the tokens that an engine that died had chosen; return the finish reason if they end it."""
     reason = None
@@ -186,30 +173,6 @@ def resume_reply(sequence: Sequence, eos_ids: Collection[int]) -> str | None:
         reason = reason or sequence.take(chosen, eos_ids)
     sequence.num_given = len(sequence.ids)
     return reason
-
-
-def added_messages(sequence: Sequence, timing: Timing) -> Turn:
-    """Return a turn that only adds messages, as it is committed."""
-    extension = sequence.extension
-    assert extension is not None
-    delta = Delta(
-        keep=extension.keep,
-        ids=tuple(extension.ids),
-        messages=sequence.messages,
-        num_images=len(sequence.images),
-        has_reply=False,
-    )
-    details = TokenDetails(cached_tokens=sequence.cached)
-    return Turn(
-        number=sequence.number,
-        text="",
-        finish_reason="stop",
-        usage=Usage(prompt_tokens=sequence.num_prompt, prompt_tokens_details=details),
-        timing=timing,
-        delta=delta,
-        origin=sequence.origin,
-        note=sequence.note,
-    )
 
 
 def _with_waiting_images(sequence: Sequence, sent: Items[Message]) -> tuple[Message, ...]:

@@ -220,10 +220,6 @@ class LanguageRequests:
             replay=_replay(message),
             forked=session.session_id != message.command.session_id,
         )
-        leader = None if message.leader is None else self._waiters.find(message.leader)
-        if leader is not None and leader.num_generated <= 0:
-            sequence.leader = leader
-            leader.led.append(sequence)
         self._waiters.subscribe(sequence, message)
         self._turns.admit(sequence, media, message.attachments)
 

@@ -38,8 +38,8 @@ class Choices:
     def split(self, message: Submit) -> list[Submit]:
         """Return the requests for the choices of a message without a session.
 
-        All go to one engine, where the others wait until the first one's prompt is computed. Each has a seed of its own. The
-        choices of several texts are those of the first one, then those of the next.
+        All go to one engine, which computes the prompt once. Each has a seed of its own. The choices of several texts are those
+        of the first one, then those of the next.
         """
         command = message.command
         assert isinstance(command, Prompt)
@@ -60,7 +60,6 @@ class Choices:
                     request_id=name,
                     command=structs.replace(command, seed=seed, session_id=session_id),
                     choices=1,
-                    leader=ids[first] if index > first else None,
                     affinity=(affinity[0], affinity[0]) if index else affinity,
                     num_bytes=message.num_bytes if index == 0 else 0,
                 )

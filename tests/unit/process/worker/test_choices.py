@@ -24,7 +24,6 @@ def test_each_choice_has_a_seed_and_a_session_of_its_own() -> None:
     assert [one.command.seed for one in made] == [2**63 - 1, 0, 1]  # type: ignore[union-attr]
     assert len({one.command.session_id for one in made}) == 3
     assert made[0].command.session_id == "s"
-    assert [one.leader for one in made] == [None, made[0].request_id, made[0].request_id]
     assert [one.affinity for one in made] == [("now", "before"), ("now", "now"), ("now", "now")]
     assert [one.num_bytes for one in made] == [10, 0, 0]
     assert all(one.choices == 1 for one in made)
@@ -37,7 +36,6 @@ def test_each_text_has_its_choices() -> None:
     commands = [one.command for one in made]
     assert [one.prompt for one in commands] == ["a", "a", "b", "b"]  # type: ignore[union-attr]
     assert [one.seed for one in commands] == [5, 6, 5, 6]  # type: ignore[union-attr]
-    assert [one.leader for one in made] == [None, "r.0", None, "r.2"]
     assert all(one.others == () for one in commands)  # type: ignore[union-attr]
 
 
