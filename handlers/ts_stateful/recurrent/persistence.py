@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType, structs
 from torch import Tensor
 
 from ts_stateful.engine.core import EngineCore
+from ts_stateful.engine.no_store import NoStore
 from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Step
@@ -39,16 +40,8 @@ logger = logging.getLogger(__name__)
 _Session = Session[SequenceState]
 
 
-class NoStepPersistence:
-    """No store: sequences end with their engine, and nothing is found."""
-
-    def search(self, session_id: str, *, in_use: bool) -> Callable[[], FoundSequence]:
-        """See `ModelKind`."""
-        raise AssertionError("there is no store to search")
-
-    def look_after(self, session: _Session) -> Callable[[], bool] | None:
-        """See `ModelKind`."""
-        return None
+class NoStepPersistence(NoStore[SequenceState]):
+    """No store: sequences end with their engine."""
 
     def answered(self, request: PendingRequest) -> Answered | None:
         """Return the answer that an engine that died gave to this request, if it did."""
@@ -71,29 +64,17 @@ class NoStepPersistence:
         self,
         session: _Session,
         then: Callable[[Any], None] = lambda outcome: None,
-        *,
-        expired: bool = False,
+        reason: Literal["closed", "expired"] = "closed",
     ) -> None:
         """Remove a sequence that ended from the store; `then` gets None or the exception of the store.
 
-        Requests for its id wait meanwhile. One that `expired` here stays in the store if another engine uses it.
+        Requests for its id wait meanwhile. One that expired here stays in the store if another engine uses it.
         """
-        then(None)
-
-    def erase(self, session_id: str, then: Callable[[Any], None]) -> None:
-        """Remove all that the store has of a sequence that is not here; `then` as in `removed`."""
         then(None)
 
     def when_written(self, session: _Session, then: Callable[[], None]) -> bool:
         """Call `then` after the writes of a sequence that are under way; return False if there are none."""
         return False
-
-    def can_park(self, session: _Session) -> bool:
-        """See `Parking`."""
-        return False
-
-    def parked(self, session: _Session) -> None:
-        """See `Parking`. The store has all there is."""
 
     def restored(self, session_id: str, found: FoundSequence) -> _Session | None:
         """Return the sequence that was found, with the steps to replay as its work; None if it ended."""
@@ -174,16 +155,15 @@ class StepPersistence(NoStepPersistence):
         self,
         session: _Session,
         then: Callable[[Any], None] = lambda outcome: None,
-        *,
-        expired: bool = False,
+        reason: Literal["closed", "expired"] = "closed",
     ) -> None:
         """See `NoStepPersistence`."""
         position = session.state.log_position
         assert position is not None
-        self._end(session.session_id, position, "expired" if expired else "closed", then)
+        self._end(session.session_id, position, reason, then)
 
     def erase(self, session_id: str, then: Callable[[Any], None]) -> None:
-        """See `NoStepPersistence`."""
+        """See `NoStore`."""
         self._doubtful.pop(session_id, None)
         self._end(session_id, self._records.new_position(), "closed", then)
 

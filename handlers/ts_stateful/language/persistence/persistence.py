@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from ts_stateful.engine.core import EngineCore
+from ts_stateful.engine.no_store import NoStore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.beside import VisionBeside
@@ -23,8 +24,8 @@ __all__ = ["NoPersistence", "TurnPersistence", "make_persistence"]
 logger = logging.getLogger(__name__)
 
 
-class NoPersistence:
-    """No store: everything counts as written at once, and nothing is found."""
+class NoPersistence(NoStore[Context]):
+    """No store: everything counts as written at once."""
 
     offload: KvOffload | None = None
 
@@ -60,30 +61,11 @@ class NoPersistence:
         """
         then(None)
 
-    def erase(self, session_id: str, then: Callable[[Any], None]) -> None:
-        """Remove all that the store has of a session that is not here; `then` as in `ended`."""
-        then(None)
-
-    def look_after(self, session: Session[Context]) -> Callable[[], bool] | None:
-        """See `ModelKind`."""
-        return None
-
-    def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
-        """See `ModelKind`."""
-        raise AssertionError("there is no store to search")
-
     def recall(self, session: Session[Context], then: Callable[[Session[Context]], None]) -> None:
         """Begin to read KV states of a session that has a request; they are `incoming` until `then`."""
 
     def became_idle(self) -> None:
         """Note that a session became idle, and may have to leave the device some time."""
-
-    def can_park(self, session: Session[Context]) -> bool:
-        """See `Parking`."""
-        return False
-
-    def parked(self, session: Session[Context]) -> None:
-        """See `Parking`."""
 
     def lend(self, source: Session[Context], fork: Session[Context]) -> None:
         """Let a fork without KV states read those of its source."""
@@ -157,7 +139,7 @@ class TurnPersistence(NoPersistence):
         self._journal.end(session.session_id, position, closed, removed)
 
     def erase(self, session_id: str, then: Callable[[Any], None]) -> None:
-        """See `NoPersistence`."""
+        """See `NoStore`."""
         self._journal.end(session_id, LogPosition(), self._records.closed("closed"), then)
 
     def look_after(self, session: Session[Context]) -> Callable[[], bool] | None:
