@@ -39,18 +39,13 @@ class MediaReader:
         name = file_digest(file.data, "audio" if file.is_audio else "image", *salts)
         with self._lock:
             known = self._by_file.get(name)
-        image = self._decoded(file, salts) if known is None else self._again(known)
+        image: MediaInput
+        if known is not None:  # this counts as a use
+            image = self._shared.get(known.key, lambda: known)
+        else:
+            decoded = self._encoder.decode(file)
+            key = self._encoder.key(decoded, *salts)
+            image = self._shared.get(key, lambda: self._encoder.prepare(decoded, key))
         with self._lock:
             self._by_file[name] = image
-        return image
-
-    def _decoded(self, file: MediaFile, salts: tuple[str, ...]) -> MediaInput:
-        decoded = self._encoder.decode(file)
-        key = self._encoder.key(decoded, *salts)
-        image: MediaInput = self._shared.get(key, lambda: self._encoder.prepare(decoded, key))
-        return image
-
-    def _again(self, known: MediaInput) -> MediaInput:
-        """Count a use of an image."""
-        image: MediaInput = self._shared.get(known.key, lambda: known)
         return image

@@ -145,7 +145,9 @@ class SessionRecords:
         self, session_id: str, entries: Sequence[LogEntry], *, in_use: bool
     ) -> Session[Context]:
         opened, turns = history(entries)
-        context = Context(_opening(opened), self._model.new_kv())
+        media = len(opened.images)
+        opening = Delta(ids=opened.token_ids, messages=opened.messages, num_images=media)
+        context = Context(opening, self._model.new_kv())
         context.adopted, context.adapter = True, opened.adapter
         now, engine_time = self.clock.monotonic(), self.clock.monotonic_of
         session = Session(
@@ -266,10 +268,6 @@ class SessionRecords:
 
     def _ttl_s(self, session: Session[Context]) -> float:
         return max(0.0, session.expires_at - self.clock.monotonic()) + GRACE_S
-
-
-def _opening(opened: OpenedEntry) -> Delta:
-    return Delta(ids=opened.token_ids, messages=opened.messages, num_images=len(opened.images))
 
 
 def _turn_of(entry: TurnEntry) -> Turn:

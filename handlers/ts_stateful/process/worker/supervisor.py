@@ -59,7 +59,9 @@ class Supervisor:
         while not self._stopping.is_set():
             connection = self.find()
             if connection is not None:
-                self._found()
+                if self._lost_at is not None:
+                    self.recovery_s += self._clock.monotonic() - self._lost_at
+                    self._lost_at = None
                 return connection
             if self._process is not None and self._process.has_ended():
                 status, self._process = self._process.status, None
@@ -87,11 +89,6 @@ class Supervisor:
         if self._process is not None:
             logger.warning("the engine exited with status %s", self._process.status)
         self._process = self.engine_pid = None
-
-    def _found(self) -> None:
-        if self._lost_at is not None:
-            self.recovery_s += self._clock.monotonic() - self._lost_at
-            self._lost_at = None
 
     def kill(self) -> None:
         """Kill the engine process, even if it hangs."""
