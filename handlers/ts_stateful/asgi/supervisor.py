@@ -69,12 +69,17 @@ class AsgiServer(LocalServer):
     @property
     def http_url(self) -> str:
         """The URL of the inference API."""
-        return f"{self._scheme('http')}://{self._address}:{self.ports.http}"
+        return f"{self._scheme('http')}://{_reached(self._settings.host)}:{self.ports.http}"
+
+    @property
+    def metrics_url(self) -> str:
+        """The URL of the metrics."""
+        return f"http://{_reached(self._settings.metrics_host)}:{self.ports.metrics}"
 
     @property
     def grpc_url(self) -> str:
         """The URL of the inference API by gRPC, for `ts_stateful.client.connect`."""
-        return f"{self._scheme('grpc')}://{self._address}:{self.ports.grpc}"
+        return f"{self._scheme('grpc')}://{_reached(self._settings.host)}:{self.ports.grpc}"
 
     @property
     def admin_urls(self) -> list[str]:
@@ -153,11 +158,6 @@ class AsgiServer(LocalServer):
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             return bool(get_json(self.ports.management, "/readyz")["status"] == "ready")
         return False
-
-    @property
-    def _address(self) -> str:
-        host = self._settings.host
-        return HOST if host in ("0.0.0.0", "::") else in_url(host)
 
     def _scheme(self, name: str) -> str:
         return name if self._settings.tls is None else f"{name}s"
@@ -258,6 +258,11 @@ class AsgiServer(LocalServer):
                 raise self.failure("cannot start")
             if time.monotonic() > deadline:
                 raise self.failure(f"no answer within {self._settings.start_timeout_s:g} s")
+
+
+def _reached(host: str) -> str:
+    """Return the name or address in a URL by which this machine reaches what listens on a host."""
+    return HOST if host in ("0.0.0.0", "::") else in_url(host)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -169,10 +169,12 @@ def test_a_front_whose_port_was_taken_exits(counter: Path) -> None:
 )
 def test_the_urls_of_a_server_lead_to_it(counter: Path, host: str, name: str) -> None:
     """An IPv6 address has brackets in them, and all addresses are those of IPv4 too."""
-    settings = AsgiServerSettings((str(counter),), host=host, ports=free_ports())
+    settings = AsgiServerSettings((str(counter),), host=host, metrics_host=host, ports=free_ports())
     server = Draining(settings)
     server.start()
     assert server.http_url == f"http://{name}:{server.ports.http}"
+    assert server.metrics_url == f"http://{name}:{server.ports.metrics}"
     assert server.grpc_url == f"grpc://{name}:{server.ports.grpc}"
-    socket.create_connection((name.strip("[]"), server.ports.http), timeout=10).close()
+    for port in (server.ports.http, server.ports.metrics):
+        socket.create_connection((name.strip("[]"), port), timeout=10).close()
     server.stop()
