@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 import zipfile
@@ -15,13 +14,12 @@ from msgspec import Struct
 from ts_stateful.config.check import Finding, read_document
 from ts_stateful.config.edit import completed, edited
 from ts_stateful.config.given_model import expand_home, find_given_model
+from ts_stateful.config.manifest import CONFIG, MANIFEST, read_manifest
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.process.private import make_private
 
 __all__ = ["ModelSource", "open_source", "open_sources"]
 
-_CONFIG = "model-config.yaml"
-_MANIFEST = Path("MAR-INF") / "MANIFEST.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -72,7 +70,7 @@ def open_source(
     path = expand_home(given)
     if path.is_file() and path.suffix != ".py":
         return _archive(_unpacked(path, folder), name, config)
-    if (path / _MANIFEST).is_file():
+    if (path / MANIFEST).is_file():
         return _archive(path.resolve(), name, config)
     if given and path.is_dir():  # not the working directory for an unset variable
         return _folder(path.resolve(), name or unnamed, config)
@@ -90,28 +88,24 @@ def _unpacked(path: Path, folder: Path) -> Path:
             archive.extractall(target)
     except (OSError, zipfile.BadZipFile, ValueError) as error:
         raise ConfigError(f"{path}: cannot be unpacked: {error}") from None
-    if not (target / _MANIFEST).is_file():
-        raise ConfigError(f"{path}: not an archive of torch-model-archiver: it has no {_MANIFEST}")
+    if not (target / MANIFEST).is_file():
+        raise ConfigError(f"{path}: not an archive of torch-model-archiver: it has no {MANIFEST}")
     return target
 
 
 def _archive(folder: Path, name: str | None, config: Path | None) -> ModelSource:
-    try:
-        model = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["model"]
-        named, version = str(model["modelName"]), str(model["modelVersion"])
-        inside = folder / str(model.get("configFile", _CONFIG))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{folder / _MANIFEST}: not a manifest: {error}") from None
-    return ModelSource(_checked(name or named), version, str(folder), _document(config or inside))
+    packed = read_manifest(folder)
+    document = _document(config or folder / packed.config_file)
+    return ModelSource(_checked(name or packed.name), packed.version, str(folder), document)
 
 
 def _folder(folder: Path, name: str, config: Path | None) -> ModelSource:
-    inside = folder / _CONFIG
+    inside = folder / CONFIG
     is_model = (folder / "config.json").is_file()
     if config is None and inside.is_file():
         config = inside
     if config is None and not is_model:
-        raise ConfigError(f"{folder}: has neither {_CONFIG} nor a model's config.json")
+        raise ConfigError(f"{folder}: has neither {CONFIG} nor a model's config.json")
     document = _document(config)
     if is_model:
         document = edited(document, model=str(folder))

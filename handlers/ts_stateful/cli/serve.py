@@ -16,8 +16,8 @@ from typing import Any
 from ts_stateful.asgi.settings import Tls
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.cli.serve_options import LOOPBACK
+from ts_stateful.config.manifest import read_manifest
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.packing import name_in_archive
 from ts_stateful.process.logs import LOG_FORMAT, LOG_LEVEL
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import Ports
@@ -167,7 +167,7 @@ def make_torchserve(options: argparse.Namespace) -> LocalServer:
         ConfigError: what it is to serve is no archive.
     """
     archive = Path(options.models[0])
-    packed = name_in_archive(archive)
+    packed = read_manifest(archive).name
     settings = TorchServeSettings(
         archive,
         config=options.ts_config or settings_file("config.properties"),

@@ -17,8 +17,8 @@ from pathlib import Path
 import yaml
 
 from ts_stateful.config.given_model import GivenModel
+from ts_stateful.config.manifest import CONFIG, MANIFEST
 from ts_stateful.config.schema import Config, ConfigError
-from ts_stateful.packing.manifest import MANIFEST
 
 __all__ = ["Contents", "PackingFailed", "write_archive"]
 
@@ -27,7 +27,6 @@ _CODE = (
     *("*.py", "*.cpp", "*.h", "*.class", "*.java", "*.css", "*.js", "*.properties", "*.xml"),
     "py.typed",
 )
-_CONFIG = "model-config.yaml"
 # The process dies with its parent, of which it gets the id; 1 is PR_SET_PDEATHSIG of prctl(2), and 9 SIGKILL.
 # The archiver's own command exits with 0 where this raises.
 _ARCHIVER = """import ctypes, os, sys
@@ -99,7 +98,7 @@ def _lay_out(contents: Contents, work: Path) -> None:
         for file in _visible_files(contents.files):
             _copy_new(file, code / file.relative_to(contents.files))
     text = yaml.safe_dump(dict(contents.document), sort_keys=False, allow_unicode=True)
-    (work / _CONFIG).write_text(text, encoding="utf-8")
+    (work / CONFIG).write_text(text, encoding="utf-8")
 
 
 def _require_targets(folder: Path) -> None:
@@ -141,7 +140,7 @@ def _archiver(contents: Contents, work: Path, *, as_folder: bool) -> subprocess.
         "--version": contents.version,
         "--handler": str(_HANDLERS / entry),
         "--extra-files": str(work / "code"),
-        "--config-file": str(work / _CONFIG),
+        "--config-file": str(work / CONFIG),
         # Stored, not deflated: weights do not compress.
         "--archive-format": "no-archive" if as_folder else "zip-store",
         "--export-path": str(work / "made"),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from ts_stateful.config.manifest import CONFIG, MANIFEST, read_manifest
+from ts_stateful.config.schema import ConfigError
 
 __all__ = ["content_digest", "identity_of"]
 
 # TorchServe 0.12 names the folder of each unpacked .mar like this, with a new name every time.
 _UNPACKED = re.compile("[0-9a-f]{32}")
-_MANIFEST, _IDENTITY = "MAR-INF/MANIFEST.json", "MAR-INF/ts-stateful-identity"
+_IDENTITY = "MAR-INF/ts-stateful-identity"
 _WHOLE_BYTES = 1 << 20  # of larger files, samples are read
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -31,7 +33,7 @@ def identity_of(model_dir: Path, model: str) -> str:
     kept = model_dir / _IDENTITY
     try:
         if not kept.exists():
-            packed = (model_dir / _MANIFEST).read_bytes()
+            packed = (model_dir / MANIFEST).read_bytes()
             kept.write_text(hashlib.sha256(packed).hexdigest() + content_digest(model_dir))
         return kept.read_text()
     except OSError:
@@ -44,8 +46,11 @@ def content_digest(folder: Path) -> str:
     Large files count by their size and samples: they are weights, and other weights differ everywhere. The configuration does
     not count, because it is compared key by key. The archiver's metadata does not count either.
     """
-    digest = hashlib.sha256()
-    ignored = {"MAR-INF", "__pycache__", _config_file(folder)}
+    try:
+        config_file = read_manifest(folder).config_file
+    except ConfigError:
+        config_file = CONFIG
+    digest, ignored = hashlib.sha256(), {"MAR-INF", "__pycache__", config_file}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if ignored & set(name.parts) or not path.is_file():
@@ -54,14 +59,6 @@ def content_digest(folder: Path) -> str:
         for sample in _samples(path):
             digest.update(sample)
     return digest.hexdigest()[:16]
-
-
-def _config_file(folder: Path) -> str:
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        return str(manifest["model"]["configFile"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "model-config.yaml"
 
 
 def _samples(path: Path) -> Iterator[bytes]:

@@ -28,7 +28,8 @@ def test_archives_are_compared_by_content(tmp_path: Path) -> None:
     def unpacked(name: str, weight: bytes = b"\0", code: str = "pass") -> Path:
         folder = tmp_path / name
         (folder / "MAR-INF").mkdir(parents=True)
-        manifest = {"createdOn": name, "model": {"configFile": f"{name}.yaml"}}
+        model = {"modelName": "chat", "modelVersion": "1.0", "configFile": f"{name}.yaml"}
+        manifest = {"createdOn": name, "model": model}
         (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
         (folder / f"{name}.yaml").write_text(name)
         (folder / "model").mkdir()
