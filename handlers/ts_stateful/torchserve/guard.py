@@ -47,6 +47,7 @@ class WorkerExaminer:
         self._latest: WorkerProcess | None = None  # of any worker that ran
         self._were_ready: set[str] = set()  # numbers of workers, as in the next one
         self._lost: set[str] = set()  # numbers of workers since the last look that found one ready
+        self._barred: set[str] = set()  # numbers of workers whose successors are ended
         self._is_settled = False
         self.is_unregistered = False
 
@@ -58,11 +59,13 @@ class WorkerExaminer:
     def examine(self, _before: Evidence | None) -> tuple[Evidence, Diagnosis]:
         """See `Examiner`."""
         description = tried(lambda: self.management.describe(self._name))
-        has_exited, was_replaced = False, False
+        has_exited, replaced = False, set[str]()
         if isinstance(description, Description):
             has_exited = self._have_exited(description)
             numbers = {worker.id for worker in description.workers}
-            was_replaced = bool(self._lost - numbers)
+            replaced = self._lost - numbers
+            # On a busy machine, TorchServe may learn only now that the process died, and start another one.
+            self._bar(replaced)
             if has_exited:
                 self._lost |= numbers
             elif description.is_ready:
@@ -72,7 +75,7 @@ class WorkerExaminer:
         )
         evidence = Evidence(self._name, description, worker=None, has_exited=has_exited)
         self.is_unregistered = evidence.is_unregistered
-        return evidence, diagnose_workers(evidence, was_replaced=was_replaced)
+        return evidence, diagnose_workers(evidence, was_replaced=bool(replaced))
 
     def _have_exited(self, description: Description) -> bool:
         """Return True if all workers have exited for good. A model with several workers is not one of this package."""
@@ -96,9 +99,15 @@ class WorkerExaminer:
             has_died = process is None and worker.pid > 0
             has_died = has_died or worker.id in self._lost | self._were_ready
             is_lost = has_died and (stateful or self._is_async)
-        if is_lost and self._latest is not None and self._is_async and worker.id not in self._lost:
-            self._latest.end_successors(worker.id)
+        if is_lost and self._is_async:
+            self._bar({worker.id})
         return is_lost
+
+    def _bar(self, numbers: set[str]) -> None:
+        if self._latest is not None:
+            for number in numbers - self._barred:
+                self._latest.end_successors(number)
+            self._barred |= numbers
 
     @property
     def _is_async(self) -> bool:

@@ -42,9 +42,9 @@ class WorkerProcess:
         return _is_worker(_command(self.pid))
 
     def end_successors(self, number: str) -> None:
-        """End what the same TorchServe starts in the next seconds for this worker. Call it before the worker is scaled away.
+        """End what the same TorchServe starts in the next seconds for this worker, which is scaled away.
 
-        TorchServe does not list such a process. It would take requests, and lose them.
+        TorchServe does not list such a process. It would stay, and in the async profile take requests, and lose them.
         """
         threading.Thread(target=_end_workers, args=(self.server, number), daemon=True).start()
 
