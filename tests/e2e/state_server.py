@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
+from _pytest.mark import ParameterSet
 from safetensors.torch import save_file
 from torch import tensor
 
@@ -18,7 +20,7 @@ from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.process.spec import EngineSpec
 from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
 
-__all__ = ["BALANCE", "AsgiStateModels", "StateModels"]
+__all__ = ["BALANCE", "AsgiStateModels", "StateModels", "at"]
 
 MODELS = ROOT / "tests" / "support" / "state_models"
 EXAMPLES = ROOT / "examples"
@@ -30,6 +32,11 @@ _NARROW: dict[str, Any] = {"batchSize": 3, "maxNumSequence": 2, "sequenceMaxIdle
 # Every id that was ever used keeps a place in TorchServe's sequence batch until it is idle for long enough.
 _WIDE: dict[str, Any] = {"batchSize": 193, "maxNumSequence": 192, "maxBatchDelay": 5}
 _ASGI = ("ledger", "meter", "counter", "ledger-queued")
+
+
+def at(server: str, value: str) -> ParameterSet:
+    """A parameter by which a test asks for `state_models` or `asgi_state_models`: it runs with the others that do."""
+    return pytest.param(value, marks=pytest.mark.xdist_group(server))
 
 
 class StateModels:

@@ -7,14 +7,14 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 import pytest
 
 from tests.e2e.speak import error_of
-from tests.e2e.state_server import StateModels
+from tests.e2e.state_server import StateModels, at
 from tests.e2e.steps import END, new_id, number, post, sum_of
 from ts_stateful.serving.server import LocalServer
 
 MODEL = "ledger-queued"  # one place, and two sequences that may wait for it
 
 
-@pytest.fixture(params=["torchserve", "asgi"])
+@pytest.fixture(params=[at("state_models", "torchserve"), at("asgi_state_models", "asgi")])
 def server(request: pytest.FixtureRequest) -> LocalServer:
     """Each front in turn."""
     if request.param == "asgi":

@@ -9,16 +9,13 @@ from contextlib import ExitStack
 import pytest
 
 from tests.e2e.speak import error_of, eventually
-from tests.e2e.state_server import AsgiStateModels, StateModels
+from tests.e2e.state_server import AsgiStateModels, StateModels, at
 from tests.e2e.steps import Document, HttpLine, Line, Lines, new_id, number, post, sum_of
 from tests.support.state_models.ledger import HOLD
 
 BIG = number(1, outputs=[{"name": "sum"}] * 8000)  # more than the bytes that this server may hold
-WAYS = [
-    "http",
-    "unary",
-    "async",
-]  # in the sequence profile, TorchServe itself holds the next requests back
+# Of TorchServe's profiles; in the sequence profile, it holds the next requests back itself.
+WAYS = ["http", "unary", "async"]
 
 
 class Held:
@@ -67,7 +64,9 @@ def held(make: Callable[[], Line], way: str, request: pytest.FixtureRequest) -> 
         held.gate.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("way", [*WAYS, "asgi"])
+@pytest.mark.parametrize(
+    "way", [*(at("state_models", way) for way in WAYS), at("asgi_state_models", "asgi")]
+)
 def test_bytes_in_flight_are_bounded(make: Callable[[], Line], held: Held, way: str) -> None:
     """Beside a step in flight, a big one is refused for now, but no small one. Later the big one is accepted."""
     line = make()

@@ -10,13 +10,13 @@ import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
 from tritonclient.utils import InferenceServerException
 
-from tests.e2e.state_server import AsgiStateModels, StateModels
+from tests.e2e.state_server import AsgiStateModels, StateModels, at
 from tests.e2e.steps import new_id
 
 MODELS = ("ledger", "meter")
 
 
-@pytest.fixture(params=["torchserve", "asgi"])
+@pytest.fixture(params=[at("state_models", "torchserve"), at("asgi_state_models", "asgi")])
 def client(request: pytest.FixtureRequest) -> Iterator[InferenceServerClient]:
     """A client of each front in turn."""
     if request.param == "torchserve":
