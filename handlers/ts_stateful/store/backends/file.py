@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
@@ -116,14 +117,15 @@ class FileStore:
         return sorted(keys)
 
     def delete(self, prefix: str) -> None:
-        """See `Store`. All values below `prefix` vanish at once."""
+        """See `Store`. All values below `prefix` vanish at once. The next call removes what this one leaves if it fails."""
         value, folder = self._path(prefix), self.folder / prefix
-        removed = self._temporary / secrets.token_hex(16)
+        removed = self._temporary / hashlib.sha256(prefix.encode()).hexdigest()
         with self._reported():
             value.unlink(missing_ok=True)
+            _erase(removed)
             with contextlib.suppress(FileNotFoundError):
                 folder.rename(removed)
-                _remove(removed)
+                _erase(removed)
             with contextlib.suppress(OSError):  # it is not empty, or missing
                 folder.parent.rmdir()
             if self._fsync and folder.parent.is_dir():
@@ -269,6 +271,13 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)  # another process may be removing it too
     else:
         path.unlink(missing_ok=True)
+
+
+def _erase(folder: Path) -> None:
+    """Remove a folder if there is one; fail if a part of it stays."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rmdir()
 
 
 def _sync(folder: Path) -> None:
