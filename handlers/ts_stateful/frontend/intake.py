@@ -21,10 +21,9 @@ from ts_stateful.frontend.parsing.headers import HeaderReader, RequestHeaders
 from ts_stateful.frontend.parsing.limits import HeldBytes, Parts, num_bytes
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse
 from ts_stateful.principals.authenticator import Call
-from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import KeysUnavailable, StatefulError, Unauthenticated
-from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.requests import Hello
 
 __all__ = ["MAX_HELLO_BYTES", "Arrival", "Dispatching", "Intake", "Parser"]
@@ -141,14 +140,11 @@ class Intake:
             return step()
         except StatefulError as error:
             # Its frames have the body. They would keep each other if one of them, or the request, still had the error.
-            self._refuse(request_id, error.with_traceback(None))
+            self._mailbox.post(Event.refusal(request_id, error.with_traceback(None)))
         except Exception as error:  # the boundary: a defect fails the request that met it
-            self._refuse(request_id, defect(error, f"request {_short(request_id)}"))
+            failure = defect(error, f"request {_short(request_id)}")
+            self._mailbox.post(Event.refusal(request_id, failure))
         return None
-
-    def _refuse(self, request_id: str, error: StatefulError) -> None:
-        body = encode(error.to_body())
-        self._mailbox.post(Event(request_id, EventKind.LAST, body, status=error.status))
 
     def age_s(self, pending: PendingResponse) -> float:
         """Return the seconds since the request was taken."""

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from ts_stateful.process.blocks import BlockReader
 from ts_stateful.process.messages import MessageTooLong, frame, receive
-from ts_stateful.protocol.answers import encode
-from ts_stateful.protocol.errors import InternalError, InvalidRequest, StatefulError
-from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.errors import InternalError, InvalidRequest
+from ts_stateful.protocol.events import Event, Submit
 
 __all__ = ["Channel", "ChannelOwner"]
 
@@ -174,12 +173,8 @@ class Channel:
             logger.error("not sent: %s", error)
             if isinstance(message, Submit):
                 refusal = InvalidRequest(f"the request cannot be sent to its engine: {error}")
-                self._owner.on_message(self, _failed(message.request_id, refusal))
+                self._owner.on_message(self, Event.refusal(message.request_id, refusal))
             elif isinstance(message, Event):
                 failure = InternalError(f"the answer cannot be sent: {error}")
-                return frame(_failed(message.request_id, failure))
+                return frame(Event.refusal(message.request_id, failure))
             return b""
-
-
-def _failed(request_id: str, error: StatefulError) -> Event:
-    return Event(request_id, EventKind.LAST, encode(error.to_body()), error.status)

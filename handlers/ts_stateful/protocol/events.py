@@ -6,7 +6,9 @@ import enum
 
 from msgspec import Struct
 
+from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.chat import AnyRequest, Recall, Respond
+from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Close, Fork, Prompt
@@ -131,6 +133,11 @@ class Event(Struct, frozen=True, tag="event"):
     choice: int = 0
     turn: int = 0
     content_type: str | None = None
+
+    @classmethod
+    def refusal(cls, request_id: str, error: StatefulError) -> Event:
+        """Return the terminal answer to a request that failed."""
+        return cls(request_id, EventKind.LAST, encode(error.to_body()), error.status)
 
     @property
     def ends(self) -> bool:

@@ -22,10 +22,9 @@ from ts_stateful.process.worker.engine_calls import EngineCalls
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.in_flight import InFlight, InFlightRequests
 from ts_stateful.process.worker.supervisor import EngineDied, Supervisor
-from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.chat import Respond
 from ts_stateful.protocol.errors import EngineUnavailable, InternalError, StatefulError
-from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.operations import Operation, Outcome
 from ts_stateful.protocol.requests import Step
 from ts_stateful.protocol.stats import Stats
@@ -296,5 +295,4 @@ class EngineLink:
         for request in requests:
             request_id = request.message.request_id
             if self.take(request_id) and not request.answered:
-                last = Event(request_id, EventKind.LAST, encode(error.to_body()), error.status)
-                self._listener.on_event(last)
+                self._listener.on_event(Event.refusal(request_id, error))
