@@ -244,13 +244,18 @@ def test_an_old_update_that_comes_last_is_not_shown(tab: WebPage) -> None:
 
 
 def test_a_reload_shows_the_sessions_again(tab: WebPage) -> None:
-    """The browser remembers its sessions and their questions, another tab is independent, and closed ones are marked."""
+    """The browser remembers its sessions and their questions, another tab is independent, and closed ones are marked.
+
+    It remembers light or dark, too.
+    """
     tab.upload(SCENE)
     tab.ask("How many shapes are there?")
+    tab.page.locator("#theme button").click()
     tab.page.reload()
     # Until the page has read the reply it shows the question alone.
     tab.turns().locator(".reply", has_text="three").wait_for()
     assert tab.replies() == ["three"]
+    assert tab.page.locator("body.dark").is_visible()
     assert tab.ask("And the square?") == "blue"
 
     other = WebPage(tab.page.context.new_page())
@@ -365,7 +370,7 @@ def test_escape_stops_a_reply(browser: Browser, served: Served) -> None:
 
 
 def test_odd_replies_are_read_and_heard(browser: Browser) -> None:
-    """A wide table scrolls by itself, a screen reader gets each reply once, and paper all of them."""
+    """A wide table scrolls by itself, a screen reader gets each reply once, and paper all of them. The end is in sight."""
     wide = "| long words " * 30 + "|\n" + "|---" * 30 + "|"
     fake = FakeSessions(texts=deque(["one two", f"{wide}\n\nend"]))
     with (
@@ -374,9 +379,11 @@ def test_odd_replies_are_read_and_heard(browser: Browser) -> None:
         opened(browser, url) as tab,
     ):
         tab.page.evaluate(_HEARD)
+        tab.page.set_viewport_size({"width": 1280, "height": 300})
         for question in ("a", "b"):
             tab.ask(question)
             tab.page.wait_for_function("number => heard.length == number", arg=len(tab.replies()))
+        tab.page.wait_for_function("document.querySelector('.scroller').scrollTop > 0")
         first, second = tab.page.evaluate("heard")
         assert first == "one two"
         assert second.endswith("end")

@@ -212,7 +212,7 @@ const chatPage = (() => {
   }
 
   document.addEventListener("keydown", escape);
-  document.addEventListener("DOMContentLoaded", () => {
+  function start() {
     applyTheme();
     const followed = new WeakSet();
     new MutationObserver(() => {
@@ -221,6 +221,10 @@ const chatPage = (() => {
         followed.add(scroller);
       }
     }).observe(document.body, { childList: true, subtree: true });
-  });
+  }
+
+  // Gradio may run this script when the document is there already.
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+  else start();
   return { acts, pictures, newest, keep, states, box };
 })();
