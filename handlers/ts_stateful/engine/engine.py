@@ -226,7 +226,7 @@ class SessionEngine(Generic[StateT]):
         blocked = message.session_ids
         for session_id in blocked:  # requests for a fork come after it
             self._waiting.block(session_id)
-        store.run(job, partial(self._looked, session, blocked))
+        store.run(job, partial(self._looked, session, blocked, has_gap))
         return True
 
     def _idle_session(self, session_id: str | None) -> Session[StateT] | None:
@@ -236,12 +236,15 @@ class SessionEngine(Generic[StateT]):
             return None if session.busy else session
         return None
 
-    def _looked(self, session: Session[StateT], blocked: Iterable[str], outcome: Any) -> None:
-        # Without an answer of the store it is taken to be as it was.
+    def _looked(
+        self, session: Session[StateT], blocked: Iterable[str], has_gap: bool, outcome: Any
+    ) -> None:
+        # Without an answer of the store it is taken to be as it was, if no turn is missing.
         if outcome is True and not session.busy:
             self.table.forget(session)
+        error = _no_answer() if has_gap and isinstance(outcome, StoreError) else None
         for session_id in blocked:
-            self._waiting.release(session_id)
+            self._waiting.release(session_id, error=error)
 
     def _can_search(self, session_id: str, request: PendingRequest) -> bool:
         is_new = session_id not in self.table and session_id not in request.missing
@@ -277,13 +280,17 @@ class SessionEngine(Generic[StateT]):
                 logger.error("a session could not be read from the store: %s", outcome)
                 if isinstance(outcome, StoreCorrupt):
                     raise InternalError(_DAMAGED)
-                raise StoreFailed("the store of sessions does not answer", retry_after_s=1.0)
+                raise _no_answer()
             if isinstance(outcome, Exception):
                 raise defect(outcome, "reading a session from the store")
             in_use = self._waiting.has_retry(session_id) or session_id in self.table.places.parked
             return self.kind.adopt(session_id, outcome, in_use=in_use)
         except (SessionNotFound, SessionClosed, SessionExpired) as error:
             return Missing(error)
+
+
+def _no_answer() -> StoreFailed:
+    return StoreFailed("the store of sessions does not answer", retry_after_s=1.0)
 
 
 def _reason(request: PendingRequest, error: StatefulError) -> StatefulError:

@@ -27,13 +27,18 @@ def test_two_owners_cannot_both_commit(first: Harness, second: Harness) -> None:
     assert code(second.ask(ask("Three"))) == "session_moved"
 
 
-def test_a_session_that_was_elsewhere_is_taken_back(first: Harness, second: Harness) -> None:
-    """The session here lags: a turn that follows the last one there is no gap."""
+def test_a_session_that_was_elsewhere_is_taken_back(
+    first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """The session here lags: a turn that follows the last one there is no gap, nor while the store does not answer."""
     first.open("s")
     first.ask(ask("One", turn=1))
     second.ask(ask("Two", turn=2))
     assert first.ask(Continue(session_id="s", turn=2, after=0))["turn"] == 2
     second.ask(ask("Three", turn=3))
+    store.fails = True
+    assert code(first.ask(ask("Four", turn=4))) == "store_unavailable"
+    store.fails = False
     assert first.ask(ask("Four", turn=4))["turn"] == 4
     assert code(first.ask(ask("Six", turn=6))) == "turn_gap"
     assert code(first.ask(Continue(session_id="s", turn=9, after=0))) == "turn_gap"
