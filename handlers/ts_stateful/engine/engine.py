@@ -38,9 +38,7 @@ __all__ = ["SessionEngine"]
 
 logger = logging.getLogger(__name__)
 
-_DAMAGED = (
-    "the session's log is damaged, or not readable here: see the engine's log; `close` with `erase` removes it"
-)
+_DAMAGED = "the session's log is damaged, or not readable here: see the engine's log; `close` with `erase` removes it"
 _EXPIRY_S = 1.0  # between two looks through the table, for sessions that were opened meanwhile
 
 
@@ -218,7 +216,7 @@ class SessionEngine(Generic[StateT]):
         session = self._idle_session(message.command.session_id)
         if session is None or not (has_gap or self.kind.reads(message, session)):
             return False
-        job = self.kind.look_after(session)
+        job = self.kind.persistence.look_after(session)
         if job is None:
             return False
         request.has_looked = True
@@ -254,7 +252,7 @@ class SessionEngine(Generic[StateT]):
         """Look for a session in the store; the request waits until that has ended."""
         assert self._store is not None
         in_use = request.message.is_retry or session_id in self.table.places.parked
-        job = self.kind.search(session_id, in_use=in_use)
+        job = self.kind.persistence.search(session_id, in_use=in_use)
         self._waiting.add(session_id, request)
         self._store.run(job, partial(self._searched, session_id))
 

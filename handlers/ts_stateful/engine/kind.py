@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
+from ts_stateful.engine.no_store import NoStore
 from ts_stateful.engine.waiting import Missing, PendingRequest
 from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.events import Submit
@@ -15,10 +15,15 @@ __all__ = ["ModelKind"]
 
 
 class ModelKind(Protocol[StateT]):
-    """A model that answers requests of sessions. All methods but what `search` returns are for the engine's thread."""
+    """A model that answers requests of sessions. All methods are for the engine's thread."""
 
     num_parameters: int
     fatal: type[Exception]  # of a poisoned device: it must end the process
+
+    @property
+    def persistence(self) -> NoStore[StateT]:
+        """The part that reads the store."""
+        ...
 
     def tune(self) -> None:
         """Choose by time what computes passes, before the first one, on the threads that will compute them."""
@@ -36,13 +41,6 @@ class ModelKind(Protocol[StateT]):
         """Return True if the store decides what a request means whose session is not here."""
         ...
 
-    def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
-        """Return what looks for a session, on a thread of the store. It may raise a `SessionError` or a `StoreError`.
-
-        `in_use`: an engine that died had a request for it, so it was not idle since.
-        """
-        ...
-
     def adopt(self, session_id: str, found: Any, *, in_use: bool) -> Missing | None:
         """Take in what `search` has found. Return `Missing` if that is no session that goes on.
 
@@ -53,13 +51,6 @@ class ModelKind(Protocol[StateT]):
 
     def reads(self, message: Submit, session: Session[StateT]) -> bool:
         """Return True if the answer shows what an idle session has, and no write finds that it went on elsewhere."""
-        ...
-
-    def look_after(self, session: Session[StateT]) -> Callable[[], bool] | None:
-        """Return what looks, on a thread of the store, if another engine continued or ended an idle session.
-
-        None: the store does not have it, or not all of it.
-        """
         ...
 
     def ended(self, session: Session[StateT]) -> None:

@@ -15,11 +15,17 @@ class NoStore(NoParking, Generic[StateT]):
     """No store: sessions end with their engine, and nothing is found."""
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
-        """See `ModelKind`."""
+        """Return what looks for a session, on a thread of the store. It may raise a `SessionError` or a `StoreError`.
+
+        `in_use`: an engine that died had a request for it, so it was not idle since.
+        """
         raise AssertionError("there is no store to search")
 
     def look_after(self, session: Session[StateT]) -> Callable[[], bool] | None:
-        """See `ModelKind`."""
+        """Return what looks, on a thread of the store, if another engine continued or ended an idle session.
+
+        None: the store does not have it, or not all of it.
+        """
         return None
 
     def erase(self, session_id: str, then: Callable[[Any], None]) -> None:

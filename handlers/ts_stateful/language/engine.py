@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -90,10 +88,6 @@ class LanguageKind:
         creates = message.creates_session or session_id != message.command.session_id
         return creates and message.is_retry
 
-    def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
-        """See `ModelKind`."""
-        return self.persistence.search(session_id, in_use=in_use)
-
     def adopt(self, session_id: str, found: Session[Context], *, in_use: bool) -> Missing | None:
         """See `ModelKind`."""
         self._core.table.adopt(found, in_use=in_use)
@@ -106,10 +100,6 @@ class LanguageKind:
             follows_last = command.after in (None, len(session.turns))
             return command.forks or message.ephemeral or not follows_last
         return isinstance(command, Info | Continue | Fork | Recall | Discard)
-
-    def look_after(self, session: Session[Context]) -> Callable[[], bool] | None:
-        """See `ModelKind`."""
-        return self.persistence.look_after(session)
 
     def ended(self, session: Session[Context]) -> None:
         """See `ModelKind`."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from traceback import clear_frames
-from typing import Any
 
 import torch
 
@@ -83,10 +82,6 @@ class RecurrentKind:
         """Return True: the store decides if a step begins a sequence."""
         return True
 
-    def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
-        """See `ModelKind`."""
-        return self.persistence.search(session_id, in_use=in_use)
-
     def adopt(self, session_id: str, found: FoundSequence, *, in_use: bool) -> Missing | None:
         """See `ModelKind`."""
         session = self.persistence.restored(session_id, found)
@@ -97,10 +92,6 @@ class RecurrentKind:
     def reads(self, message: Submit, session: Session[SequenceState]) -> bool:
         """See `ModelKind`."""
         return isinstance(message.command, Info | Fork)
-
-    def look_after(self, session: Session[SequenceState]) -> Callable[[], bool] | None:
-        """See `ModelKind`."""
-        return self.persistence.look_after(session)
 
     def ended(self, session: Session[SequenceState]) -> None:
         """See `ModelKind`."""

@@ -101,12 +101,12 @@ class StepPersistence(NoStepPersistence):
         self._unremoved: LRU[str, Known] = LRU(frontend.max_sessions)
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], FoundSequence]:
-        """See `ModelKind`."""
+        """See `NoStore`."""
         doubtful = self._doubtful.get(session_id)
         return partial(self._records.find, session_id, doubtful, in_use=in_use)
 
     def look_after(self, session: _Session) -> Callable[[], bool] | None:
-        """See `ModelKind`."""
+        """See `NoStore`."""
         position = session.state.log_position
         assert position is not None
         return self._journal.look_after(session.session_id, position)

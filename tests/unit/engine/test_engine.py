@@ -14,6 +14,7 @@ from ts_stateful.config.schema import Config
 from ts_stateful.engine.administration import administer
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.engine import SessionEngine
+from ts_stateful.engine.no_store import NoStore
 from ts_stateful.engine.reports import session_info
 from ts_stateful.engine.services import Services, WorkQueue
 from ts_stateful.engine.waiting import Missing, PendingRequest
@@ -46,7 +47,7 @@ class Number:
     def release(self) -> None: ...
 
 
-class NumberKind:
+class NumberKind(NoStore[Number]):
     """Opens sessions and describes them. `stored` are the ids that a search finds, or what it raises."""
 
     num_parameters = 1
@@ -55,6 +56,7 @@ class NumberKind:
 
     def __init__(self, core: EngineCore[Number]) -> None:
         self.core = core
+        self.persistence = self
         self.stored: dict[str, Exception | None] = {}
         self.first: set[str] = set()
         self.elsewhere: set[str] = set()  # sessions that have ended or gone on at another engine

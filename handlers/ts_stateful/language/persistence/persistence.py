@@ -143,11 +143,11 @@ class TurnPersistence(NoPersistence):
         self._journal.end(session_id, LogPosition(), self._records.closed("closed"), then)
 
     def look_after(self, session: Session[Context]) -> Callable[[], bool] | None:
-        """See `ModelKind`."""
+        """See `NoStore`."""
         return self._journal.look_after(session.session_id, session.state.log_position)
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:
-        """See `ModelKind`."""
+        """See `NoStore`."""
         return partial(self._records.load, session_id, in_use=in_use)
 
     def recall(self, session: Session[Context], then: Callable[[Session[Context]], None]) -> None:
