@@ -34,19 +34,9 @@ class FairSlots:
         self._size = size
         self._per_client = per_client
         self._max_held = max_held
-        self._waiting: list[Ticket] = []
-        self._running: set[Ticket] = set()
+        self.waiting: list[Ticket] = []
+        self.running: set[Ticket] = set()  # those that have a slot
         self._in_progress: Counter[Hashable] = Counter()  # by client, and by request
-
-    @property
-    def num_waiting(self) -> int:
-        """Tickets without a slot."""
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Slots in use."""
-        return len(self._running)
 
     def enter(self, client: Hashable, request: object, count: int) -> list[Ticket]:
         """Queue `count` tickets of a request.
@@ -54,7 +44,7 @@ class FairSlots:
         Raises:
             QuotaExceeded: the client would have more than `max_held`. It gets none.
         """
-        held = sum(ticket.client == client for ticket in (*self._waiting, *self._running))
+        held = sum(ticket.client == client for ticket in (*self.waiting, *self.running))
         if count and self._max_held is not None and held + count > self._max_held:
             raise QuotaExceeded(
                 f"{held} images of this client are being fetched or wait for it, and {self._max_held} may be;"
@@ -63,31 +53,31 @@ class FairSlots:
                 retry_after_s=1.0,
             )
         tickets = [Ticket(client, request) for _ in range(count)]
-        self._waiting += tickets
+        self.waiting += tickets
         self._grant()
         return tickets
 
     def leave(self, ticket: Ticket) -> None:
         """Return a slot."""
-        if ticket in self._running:
-            self._running.discard(ticket)
+        if ticket in self.running:
+            self.running.discard(ticket)
             self._count(ticket, -1)
             self._grant()
 
     def abandon(self, request: object) -> None:
         """Remove a request's tickets that have no slot yet."""
-        for ticket in [each for each in self._waiting if each.request is request]:
-            self._waiting.remove(ticket)
+        for ticket in [each for each in self.waiting if each.request is request]:
+            self.waiting.remove(ticket)
             ticket.granted.cancel()
 
     def _grant(self) -> None:
-        while len(self._running) < self._size:
-            able = [t for t in self._waiting if self._in_progress[t.client] < self._per_client]
+        while len(self.running) < self._size:
+            able = [t for t in self.waiting if self._in_progress[t.client] < self._per_client]
             if not able:
                 return
             ticket = min(able, key=self._load)  # of equal ones the first
-            self._waiting.remove(ticket)
-            self._running.add(ticket)
+            self.waiting.remove(ticket)
+            self.running.add(ticket)
             self._count(ticket, 1)
             ticket.granted.set_result(None)
 

@@ -25,7 +25,7 @@ def test_a_client_has_at_most_its_share() -> None:
     async def test() -> None:
         slots = FairSlots(4, 3)
         many = slots.enter("many", object(), 8)
-        assert (granted(many), slots.num_waiting) == (3, 5)
+        assert (granted(many), len(slots.waiting)) == (3, 5)
         assert granted(slots.enter("one", object(), 1)) == 1
         slots.leave(many[0])
         assert granted(many) == 4
@@ -86,7 +86,7 @@ def test_too_much_of_one_client_is_refused_as_a_whole() -> None:
             "handler.media.queuedFetches",
             1.0,
         )
-        assert slots.num_waiting == 1
+        assert len(slots.waiting) == 1
         slots.enter("b", object(), 4)
         slots.leave(held[0])
         assert len(slots.enter("a", object(), 2)) == 2
@@ -103,10 +103,10 @@ def test_an_abandoned_request_leaves_the_queue() -> None:
         tickets = slots.enter("a", request, 3)
         slots.abandon(request)
         assert [ticket.granted.cancelled() for ticket in tickets] == [False, True, True]
-        assert (slots.num_running, slots.num_waiting) == (1, 0)
+        assert (len(slots.running), len(slots.waiting)) == (1, 0)
         for _ in range(2):
             slots.leave(tickets[0])
-        assert slots.num_running == 0
+        assert len(slots.running) == 0
         assert granted(slots.enter("a", object(), 2)) == 1
 
     run(test)

@@ -39,34 +39,24 @@ class PixelBudget:
     """Pixels that may be in memory at the same time. Callers get theirs in the order in which they ask."""
 
     def __init__(self, num_pixels: int) -> None:
-        self._free = num_pixels
+        self.free = num_pixels
+        self.waiting: deque[object] = deque()  # for their pixels
         self._changed = threading.Condition()
-        self._waiting: deque[object] = deque()
-
-    @property
-    def free(self) -> int:
-        """Pixels that no caller has."""
-        return self._free
-
-    @property
-    def num_waiting(self) -> int:
-        """Callers that wait for theirs."""
-        return len(self._waiting)
 
     def acquire(self, num_pixels: int) -> None:
         """Take so many pixels, at most all of them; wait until they are free."""
         turn = object()
         with self._changed:
-            self._waiting.append(turn)
-            self._changed.wait_for(lambda: self._waiting[0] is turn and self._free >= num_pixels)
-            self._waiting.popleft()
-            self._free -= num_pixels
+            self.waiting.append(turn)
+            self._changed.wait_for(lambda: self.waiting[0] is turn and self.free >= num_pixels)
+            self.waiting.popleft()
+            self.free -= num_pixels
             self._changed.notify_all()
 
     def release(self, num_pixels: int) -> None:
         """Return pixels."""
         with self._changed:
-            self._free += num_pixels
+            self.free += num_pixels
             self._changed.notify_all()
 
 

@@ -216,10 +216,10 @@ def test_pixels_are_given_in_order() -> None:
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(large)
-        while not budget.num_waiting:
+        while not budget.waiting:
             large_waits.wait()
         second = threads.submit(small)
-        while budget.num_waiting < 2:
+        while len(budget.waiting) < 2:
             large_waits.wait()
         budget.release(10)
         first.result()
