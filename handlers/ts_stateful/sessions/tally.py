@@ -1,15 +1,31 @@
-"""Sums over the sessions of a table, kept so that no request has to look at all of them."""
+"""Sums over the sessions of a table, kept so that no request has to look at all of them, and counts of their changes."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Generic, NamedTuple
 
 from ts_stateful.sessions.session import Session, StateT
 
-__all__ = ["Tally"]
+__all__ = ["TableCounts", "Tally"]
+
+
+@dataclass
+class TableCounts:
+    """Sessions by the way in which they came and went, those of single requests included.
+
+    `evicted` counts each time that a session's tensors left the device for want of room.
+    """
+
+    opened: int = 0
+    adopted: int = 0
+    closed: int = 0
+    expired: int = 0
+    parked: int = 0
+    evicted: int = 0
 
 
 class _Bytes(NamedTuple):
