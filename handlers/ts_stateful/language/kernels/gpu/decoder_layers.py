@@ -104,10 +104,10 @@ class DecoderLayer:
         norms = {
             place: Norm.of(norm, decoder.norm_offset) for place, norm in norms_of(layer).items()
         }
-        names = ("q_proj", "k_proj", "v_proj")
         packed = getattr(attention, "qkv_proj", None)
+        qkv = [packed] if packed else [attention.q_proj, attention.k_proj, attention.v_proj]
         return cls(
-            qkv=Linear.of(packed) if packed else Linear.of(*_parts(attention, names)),
+            qkv=Linear.of(*qkv),
             out=Linear.of(attention.o_proj),
             gate_up=_gate_up(mlp),
             down=Linear.of(mlp.down_proj),
@@ -123,10 +123,6 @@ class DecoderLayer:
             residual=getattr(layer, "residual_multiplier", 1.0),
             **norms,
         )
-
-
-def _parts(module: Any, names: Sequence[str]) -> list[Any]:
-    return [getattr(module, name) for name in names]
 
 
 def _gate_up(mlp: Any) -> Linear:
