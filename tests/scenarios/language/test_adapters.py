@@ -176,6 +176,22 @@ def test_a_conversation_without_a_session_continues_with_its_adapter(adapted: Ad
     assert cached[2] > 10
 
 
+def test_chats_at_once_share_with_those_of_their_adapter(adapted: Adapted) -> None:
+    """The states that one adapter computes are not another one's."""
+    harness, requests = Harness(adapted.model), list[str]()
+    for number, adapter in enumerate(("red", "blue", None, "red", None)):
+        said = (Said("user", (f"{SYSTEM}Question {number}?",)),)
+        command = Chat(session_id=f"s{number}", adapter=adapter, messages=said, max_new_tokens=4)
+        requests.append(harness.submit(command, creates_session=True))
+    harness.run()
+    usages = [harness.last(request)["usage"] for request in requests]
+    shared = [usage["prompt_tokens_details"]["cached_tokens"] > 0 for usage in usages]
+    assert shared == [False, False, False, True, True]
+    for number, adapter in enumerate(("red", "blue", None, "red", None)):
+        model = adapted.merged[adapter] if adapter else adapted.model
+        reference_reply(model, harness, f"s{number}", 4)
+
+
 def test_another_server_with_the_same_adapter_continues_a_session(
     adapted: Adapted, tmp_path: Path
 ) -> None:

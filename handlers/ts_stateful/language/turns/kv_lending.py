@@ -39,7 +39,7 @@ def join(sequence: Sequence, running: Scheduler[Sequence], media_tokens: Collect
     """
     found = _alike(sequence, running, media_tokens) if sequence.creates_session else {}
     if found:
-        most = max(found, key=lambda other: min(found[other], other.context.kv.length))
+        most = max(found, key=lambda other: other.context.num_lent(found[other]))
         _lend(most, sequence, found[most])
     start = sequence.context.kv.length
     for other, length in found.items():
