@@ -152,7 +152,7 @@ class SessionEngine(Generic[StateT]):
 
     def _remove_expired(self) -> None:
         for session in self.table.take_expired():
-            self.kind.ended(session)
+            self.kind.persistence.ended(session, "expired")
 
     def _admit(self, request: PendingRequest) -> None:
         message = request.message

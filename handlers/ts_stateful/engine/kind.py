@@ -22,7 +22,7 @@ class ModelKind(Protocol[StateT]):
 
     @property
     def persistence(self) -> NoStore[StateT]:
-        """The part that reads the store."""
+        """The part that knows the store."""
         ...
 
     def tune(self) -> None:
@@ -51,10 +51,6 @@ class ModelKind(Protocol[StateT]):
 
     def reads(self, message: Submit, session: Session[StateT]) -> bool:
         """Return True if the answer shows what an idle session has, and no write finds that it went on elsewhere."""
-        ...
-
-    def ended(self, session: Session[StateT]) -> None:
-        """Remove a session from the store that expired here."""
         ...
 
     def drop(self, request_id: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic
+from typing import Any, Generic, Literal
 
 from ts_stateful.sessions.places import NoParking
 from ts_stateful.sessions.session import Session, StateT
@@ -28,6 +28,19 @@ class NoStore(NoParking, Generic[StateT]):
         """
         return None
 
+    def ended(
+        self,
+        session: Session[StateT],
+        reason: Literal["closed", "expired"],
+        then: Callable[[Any], None] = lambda outcome: None,
+    ) -> None:
+        """Remove a session that ended; `then` gets None or the exception of the store.
+
+        One that expired here stays in the store if another engine uses it. Without an answer of the store it ends all the same;
+        the engine asks the store again later.
+        """
+        then(None)
+
     def erase(self, session_id: str, then: Callable[[Any], None]) -> None:
-        """Remove all that the store has of a session that is not here; `then` gets None or the exception of the store."""
+        """Remove all that the store has of a session that is not here; `then` as in `ended`."""
         then(None)

@@ -101,10 +101,6 @@ class LanguageKind:
             return command.forks or message.ephemeral or not follows_last
         return isinstance(command, Info | Continue | Fork | Recall | Discard)
 
-    def ended(self, session: Session[Context]) -> None:
-        """See `ModelKind`."""
-        self.persistence.ended(session, "expired")
-
     def drop(self, request_id: str) -> None:
         """See `ModelKind`."""
         self._core.waiting.drop(request_id)

@@ -93,10 +93,6 @@ class RecurrentKind:
         """See `ModelKind`."""
         return isinstance(message.command, Info | Fork)
 
-    def ended(self, session: Session[SequenceState]) -> None:
-        """See `ModelKind`."""
-        self.persistence.removed(session, reason="expired")
-
     def drop(self, request_id: str) -> None:
         """Do nothing: the step runs all the same, since the next ones of its sequence build on it."""
 

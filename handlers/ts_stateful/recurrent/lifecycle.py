@@ -160,7 +160,7 @@ class StepLifecycle:
         if job.creates_session:
             refuse()
         else:  # the store has the sequence before it, or the one that was opened: a crash must not bring it back
-            self._persistence.removed(session, refuse)
+            self._persistence.ended(session, "closed", refuse)
 
     def _written(self, job: PendingStep, answered: Answered, error: StatefulError | None) -> None:
         session = job.session

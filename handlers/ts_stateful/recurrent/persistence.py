@@ -60,18 +60,6 @@ class NoStepPersistence(NoStore[SequenceState]):
         """
         then(None)
 
-    def removed(
-        self,
-        session: _Session,
-        then: Callable[[Any], None] = lambda outcome: None,
-        reason: Literal["closed", "expired"] = "closed",
-    ) -> None:
-        """Remove a sequence that ended from the store; `then` gets None or the exception of the store.
-
-        Requests for its id wait meanwhile. One that expired here stays in the store if another engine uses it.
-        """
-        then(None)
-
     def when_written(self, session: _Session, then: Callable[[], None]) -> bool:
         """Call `then` after the writes of a sequence that are under way; return False if there are none."""
         return False
@@ -151,13 +139,13 @@ class StepPersistence(NoStepPersistence):
 
         self._journal.write(session_id, position, write, written)
 
-    def removed(
+    def ended(
         self,
         session: _Session,
+        reason: Literal["closed", "expired"],
         then: Callable[[Any], None] = lambda outcome: None,
-        reason: Literal["closed", "expired"] = "closed",
     ) -> None:
-        """See `NoStepPersistence`."""
+        """See `NoStore`. Requests for its id wait meanwhile."""
         position = session.state.log_position
         assert position is not None
         self._end(session.session_id, position, reason, then)

@@ -198,7 +198,7 @@ class RecurrentRequests:
             return
         self._steps.refuse_all(session, SessionClosed("the session was closed"))
         self._table.close(session)
-        self._persistence.removed(session, answer)
+        self._persistence.ended(session, "closed", answer)
 
     def _closed(self, request_id: str, session_id: str | None) -> None:
         answer = Closed(session_id or "")

@@ -102,7 +102,13 @@ class NumberKind(NoStore[Number]):
     def look_after(self, session: Session[Number]) -> Callable[[], bool] | None:
         return lambda: session.session_id in self.elsewhere
 
-    def ended(self, session: Session[Number]) -> None:
+    def ended(
+        self,
+        session: Session[Number],
+        reason: str,
+        then: Callable[[Any], None] = lambda outcome: None,
+    ) -> None:
+        assert reason == "expired"
         self.ended_ids.append(session.session_id)
 
     def tune(self) -> None: ...

@@ -49,18 +49,6 @@ class NoPersistence(NoStore[Context]):
         """Write a session that was made from another one."""
         then(None)
 
-    def ended(
-        self,
-        session: Session[Context],
-        reason: Literal["closed", "expired"],
-        then: Callable[[Any], None] = lambda outcome: None,
-    ) -> None:
-        """Remove a session; `then` gets None or the exception of the store.
-
-        Without an answer of the store it ends all the same; the engine asks the store again later.
-        """
-        then(None)
-
     def recall(self, session: Session[Context], then: Callable[[Session[Context]], None]) -> None:
         """Begin to read KV states of a session that has a request; they are `incoming` until `then`."""
 
@@ -124,7 +112,7 @@ class TurnPersistence(NoPersistence):
         reason: Literal["closed", "expired"],
         then: Callable[[Any], None] = lambda outcome: None,
     ) -> None:
-        """See `NoPersistence`."""
+        """See `NoStore`."""
 
         def removed(outcome: Any) -> None:
             if isinstance(outcome, Exception):
