@@ -11,13 +11,12 @@ from ts_stateful.config.check.access import check_access
 from ts_stateful.config.check.adapters import check_adapters
 from ts_stateful.config.check.budgets import check_budgets, check_model
 from ts_stateful.config.check.checkpoint import check_checkpoint
-from ts_stateful.config.check.device import check_device
 from ts_stateful.config.check.finding import Finding, error
 from ts_stateful.config.check.modes import check_modes
 from ts_stateful.config.check.names import check_names
 from ts_stateful.config.check.places import check_places
 from ts_stateful.config.check.safety import check_safety
-from ts_stateful.config.check.split import check_devices, check_split
+from ts_stateful.config.check.split import check_device, check_devices, check_split
 from ts_stateful.config.check.states import check_states
 from ts_stateful.config.check.template import check_chat_template, check_template_file
 from ts_stateful.config.check.timing import check_timing

@@ -1,7 +1,8 @@
-"""Rules for a model that is split over several devices (`handler.tensorParallel`)."""
+"""Rules for devices, and for a model that is split over several of them (`handler.tensorParallel`)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 from ts_stateful.config.check.finding import Finding, error
 from ts_stateful.config.document import read_json
-from ts_stateful.config.schema import HandlerConfig
+from ts_stateful.config.schema import EngineConfig, HandlerConfig
 from ts_stateful.config.sizes.layers import has_recurrent_layers
 from ts_stateful.config.sizes.numbers import Numbers
 from ts_stateful.config.sizes.transformer import text_of
 
-__all__ = ["check_devices", "check_split", "split_problem"]
+__all__ = ["check_device", "check_devices", "check_split", "split_problem"]
 
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _KEY = "handler.tensorParallel"
 _CURE = "leave it out, and serve the model on one device"
 
@@ -35,6 +37,16 @@ def split_problem(document: Mapping[str, Any], count: int) -> str | None:
         if number is not None and number % count:
             return f"{number} {name} cannot be divided by {count}"
     return None
+
+
+def check_device(engine: EngineConfig) -> Iterator[Finding]:
+    """Find a device that no machine has, without a look at this one."""
+    if not _DEVICE.fullmatch(engine.device):
+        yield error(
+            "handler.device",
+            f"there is no device {engine.device[:64]!r}",
+            "write auto, cpu, cuda, or cuda:1 for the second GPU",
+        )
 
 
 def check_devices(handler: HandlerConfig) -> Iterator[Finding]:

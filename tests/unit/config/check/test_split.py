@@ -1,4 +1,4 @@
-"""Models that cannot be split over several devices are found before they are loaded."""
+"""Devices that do not exist, and models that cannot be split over several, are found before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ts_stateful.config.check import check_config, check_file, summary
 from ts_stateful.config.check.split import check_split, split_problem
 from ts_stateful.config.schema import ConfigError, load_config
 
+TENSORS = {key: [{"name": key[0], "shape": [1]}] for key in ("inputs", "outputs", "states")}
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -98,3 +99,26 @@ def test_the_check_counts_the_bytes_of_a_device() -> None:
     assert "on each of 2 devices: 32 layers x 4 KV heads" in lines
     odd = load_config({"handler": {"tensorParallel": 3}})
     assert any("KV heads cannot be divided by 3" in str(f) for f in check_config(odd, LLAMA_8B))
+
+
+def found(handler: dict[str, Any]) -> dict[str, str]:
+    """Return the errors of a handler by their key, without rules of TorchServe's."""
+    findings = check_config(load_config({"handler": handler}), torchserve=False)
+    return {
+        finding.key: f"{finding.message}; {finding.cure}"
+        for finding in findings
+        if finding.severity == "error"
+    }
+
+
+@pytest.mark.parametrize("kind", [{}, TENSORS])
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda1", "GPU 0", ""])
+def test_a_device_that_does_not_exist_is_an_error(kind: dict[str, Any], device: str) -> None:
+    """Of models of both kinds, before the weights are read."""
+    assert f"no device {device!r}" in found({**kind, "device": device})["handler.device"]
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:13"])
+def test_the_documented_devices_are_taken(device: str) -> None:
+    """A machine without a GPU can check the file of one that has some."""
+    assert not found({"device": device})
