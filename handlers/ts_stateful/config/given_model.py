@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ts_stateful.config.manifest import CONFIG
 from ts_stateful.config.schema import Config, ConfigError
 
 __all__ = ["GivenModel", "expand_home", "find_given_model", "is_hub_id", "resolve_model"]
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
-_CONFIG = "model-config.yaml"
 
 
 @dataclass(frozen=True)
@@ -96,5 +96,5 @@ def expand_home(path: str) -> Path:
 
 
 def _beside(folder: Path) -> Path | None:
-    config = folder / _CONFIG
+    config = folder / CONFIG
     return config if config.is_file() else None
