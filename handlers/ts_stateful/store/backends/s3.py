@@ -38,6 +38,8 @@ _CURES = {
     "InvalidAccessKeyId": "check the credentials in the environment",
     "SignatureDoesNotMatch": "check the credentials in the environment",
     "ExpiredToken": "renew the credentials in the environment",
+    "RequestTimeTooSkewed": "set the clock of this machine",
+    "InvalidObjectState": "let no lifecycle rule move objects to a class that must be restored before it is read",
     "NotImplemented": "use a server that supports If-None-Match for PutObject",
     "SlowDown": "wait, or raise the request limits of the bucket",
 }

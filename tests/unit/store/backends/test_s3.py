@@ -122,6 +122,24 @@ def test_a_conflict_is_tried_again(url: str, client: Any) -> None:
     assert store.get("a") == b"x"
 
 
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [("RequestTimeTooSkewed", "set the clock"), ("InvalidObjectState", "no lifecycle rule")],
+)
+def test_a_refusal_names_its_remedy(url: str, client: Any, reason: str, cure: str) -> None:
+    """A clock that is wrong, and objects in an archive."""
+
+    def refuse(**_: Any) -> AWSResponse:
+        return AWSResponse("", 403, {}, Body(f"<Error><Code>{reason}</Code></Error>".encode()))
+
+    store = S3Store(url, timeout_s=_TIMEOUT_S, client=client)
+    with (
+        meddling(client, "before-send.s3.GetObject", refuse),
+        pytest.raises(StoreUnavailable, match=f"{reason}: {cure}"),
+    ):
+        store.get("a")
+
+
 def test_a_server_without_conditional_writes_is_refused(url: str, client: Any) -> None:
     """Two engines could continue one session there."""
 
