@@ -84,6 +84,12 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._end()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """Disconnect an idle client. TLS would wait for it to close its side, and delay the server's stop."""
+        super().shutdown()
+        if self.transport.is_closing() and not self.transport.get_write_buffer_size():
+            self.transport.abort()
+
     def on_message_begin(self) -> None:
         """Start the time of another request's headers."""
         super().on_message_begin()

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tests.support.certificates import NO_OPENSSL, has_openssl, self_signed
 from ts_stateful.asgi.listener import make_listener
-from ts_stateful.asgi.settings import FrontSettings
+from ts_stateful.asgi.settings import FrontSettings, Tls
 
 PATIENCE_S = 20.0
+PORTS: dict[str, Any] = dict.fromkeys(
+    ("http_fd", "management_fd", "metrics_fd", "admin_fd", "grpc_port"), 0
+)
+SETTINGS = FrontSettings(models=(), host="127.0.0.1", **PORTS)
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 FILLER = b"x-filler: " + b"y" * 1000 + b"\r\n"
 
@@ -37,10 +44,7 @@ async def stream(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def answer_to(*parts: bytes, app: ASGIApp = length_of_body) -> bytes:
     """Send parts of a request to a server; return what comes until it closes the connection."""
-    fields: dict[str, Any] = dict.fromkeys(
-        ("http_fd", "management_fd", "metrics_fd", "admin_fd", "grpc_port"), 0
-    )
-    server = make_listener(app, FrontSettings(models=(), host="127.0.0.1", **fields))
+    server = make_listener(app, SETTINGS)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -99,3 +103,28 @@ def test_a_stream_has_chunks_where_the_client_reads_them(request_head: bytes, bo
     assert rest == body
     assert b"connection: close" in head
     assert (b"chunked" in head) == (b"HTTP/1.1" in request_head)
+
+
+@pytest.mark.skipif(not has_openssl(), reason=NO_OPENSSL)
+def test_an_idle_client_does_not_delay_a_stop(tmp_path: Path) -> None:
+    """Of TLS, which ends a connection on both sides: this client does nothing more."""
+    pem = str(self_signed(tmp_path / "a.pem"))
+    trusted = ssl.create_default_context(cafile=pem)
+
+    def ask(port: int) -> ssl.SSLSocket:
+        plain = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        client = trusted.wrap_socket(plain, server_hostname="127.0.0.1")
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        return client
+
+    async def run() -> None:
+        tls = Tls(certificate=pem, key=f"{pem}.key")
+        server = make_listener(length_of_body, SETTINGS, tls=tls)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+            with await asyncio.to_thread(ask, listener.getsockname()[1]):
+                server.should_exit = True
+                await asyncio.wait_for(serving, 4.0)
+
+    asyncio.run(run())
