@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.fake_sessions import FakeSessions, Fault
 from ts_stateful.cli.chat import ChatOptions
-from ts_stateful.cli.chat.files import FileRefused
+from ts_stateful.cli.chat.files import FileRefused, Files
 from ts_stateful.cli.chat.talk import Exchange
 from ts_stateful.cli.web.live_reply import LiveReply
 from ts_stateful.cli.web.saved import SavedTurn
@@ -101,6 +101,13 @@ def test_only_uploads_and_urls_are_files(tab: BrowserTab, tmp_path: Path) -> Non
     with pytest.raises(FileRefused, match="takes no clips"):
         tab.add(str(tmp_path / "up" / "a.wav"))
     assert tab.waiting == ()
+
+
+def test_a_clip_of_another_format_is_refused_by_those_taken(server: Server) -> None:
+    """Of a model that only hears: by its name it would be an image."""
+    files = Files(msgspec.structs.replace(server.hello().limits, images=0, audio=1))
+    with pytest.raises(FileRefused, match=r"takes no images; it takes clips, .* \.wav or \.flac"):
+        files.add_images(["a.mp3"])
 
 
 def test_a_malformed_url_is_refused(tab: BrowserTab) -> None:

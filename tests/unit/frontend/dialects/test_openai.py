@@ -263,7 +263,7 @@ def test_replies_of_other_models_are_taken() -> None:
     """A refusal is what the reply says, and what only describes a text is left out."""
     cited = {"content": "Yes.", "refusal": "", "audio": None, "annotations": [{"type": "x"}]}
     part = {"type": "refusal", "refusal": "No."}
-    replies = ({"content": None, "refusal": "No."}, {"content": [part]}, cited, {})
+    replies: list[dict[str, Any]] = [{"refusal": "No."}, {"content": [part]}, cited, {}]
     asked = completion(messages=[{"role": "assistant", **reply} for reply in replies])
     said = tuple(Said("assistant", (text,)) for text in ("No.", "No.", "Yes.", ""))
     assert asked.command.messages == said
