@@ -124,7 +124,7 @@ def test_a_conflict_is_tried_again(url: str, client: Any) -> None:
 
 @pytest.mark.parametrize(
     ("reason", "cure"),
-    [("RequestTimeTooSkewed", "set the clock"), ("InvalidObjectState", "no lifecycle rule")],
+    [("RequestTimeTooSkewed", "set the clock"), ("InvalidObjectState", "let no lifecycle rule")],
 )
 def test_a_refusal_names_its_remedy(url: str, client: Any, reason: str, cure: str) -> None:
     """A clock that is wrong, and objects in an archive."""
