@@ -12,7 +12,7 @@ __all__ = ["Chunk", "Schedulable", "Scheduler", "budget_of"]
 # which an H200 computes some 1,000 of a 7B model.
 _BUDGETS = {"cpu": 256, "cuda": 1024}
 _IDLE_BUDGETS = 2  # budgets that prompts may take while no stream has to wait for them
-_SMALL = 16  # parts of a budget: fewer tokens are computed twice sooner than in another step
+_LEAST = 16  # tokens, and parts of a budget: fewer are computed twice sooner than in another step
 
 
 class Schedulable(Protocol):
@@ -27,8 +27,8 @@ class Schedulable(Protocol):
         """Return `count`, or more tokens if some of these can only be computed together with the next ones, or fewer."""
         ...
 
-    def waits_for(self, others: Collection[object]) -> bool:
-        """Return True if one of these computes its next tokens too, and will lend them."""
+    def waits_for(self, others: Collection[object], least: int) -> bool:
+        """Return True if one of these computes `least` of its next tokens too, and will lend them."""
         ...
 
 
@@ -48,6 +48,7 @@ class Scheduler(Generic[SequenceT]):
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
+        self._least = max(_LEAST, budget // _LEAST)
         self._prefilling: list[SequenceT] = []  # the oldest first
         self._decoding: list[SequenceT] = []
 
@@ -87,12 +88,12 @@ class Scheduler(Generic[SequenceT]):
     def pays(self, count: int, *prompts: SequenceT) -> bool:
         """Return True if it is worth a step that all but one of these prompts wait for `count` tokens."""
         shortest = min(prompt.num_to_prefill for prompt in prompts)
-        return count >= max(self._budget // _SMALL, min(self._budget, shortest // 2))
+        return count >= max(self._least, min(self._budget, shortest // 2))
 
     def _share(self, budget: int) -> list[Chunk[SequenceT]]:
         oldest, ready = self._prefilling[0], list[SequenceT]()
         for sequence in (oldest, *sorted(self._prefilling, key=lambda one: one.num_to_prefill)):
-            if not sequence.waits_for(ready):
+            if not sequence.waits_for(ready, self._least):
                 ready.append(sequence)
         counts = {id(oldest): min(oldest.num_to_prefill, -(-budget // 2))}
         left = budget - counts[id(oldest)]

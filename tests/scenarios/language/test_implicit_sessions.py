@@ -386,6 +386,21 @@ def test_the_others_go_on_with_what_the_first_has_computed(steps: int, ends: str
     assert computed <= max(0, usages[0]["prompt_tokens"] - length) + 3 * 20
 
 
+def test_those_that_waited_go_on_together() -> None:
+    """None of them waits for another one that has no more than itself."""
+    chats = Chats(llama(), config={"handler": {"prefillChunk": 400}})
+    turns, requests = (
+        chats.harness.kind.turns,
+        submitted(chats, *(about(f"{i}?") for i in range(4))),
+    )
+    running = [turn for turn in map(turns.waiters.find, requests) if turn is not None]
+    chats.harness.steps(1)
+    assert [turn.num_generated for turn in running] == [1, 0, 0, 0]
+    chats.harness.steps(1)
+    assert [turn.num_generated for turn in running] == [2, 1, 1, 1]
+    chats.harness.run()
+
+
 def test_nothing_is_shared_at_once_with_another_principal() -> None:
     """Each computes all of its own."""
     chats = Chats(llama(), config={"handler": {"auth": {"mode": "header", "header": "x-user"}}})

@@ -27,9 +27,9 @@ class Turn:
         after = next((stop for start, stop in self.blocks if start > left > stop), left)
         return self.num_to_prefill - after
 
-    def waits_for(self, others: Collection[object]) -> bool:
+    def waits_for(self, others: Collection[object], least: int) -> bool:
         """It takes what another one has."""
-        return self.alike in others
+        return self.alike in others and self.num_to_prefill >= least
 
 
 def run(scheduler: Scheduler[Turn]) -> list[tuple[Turn, int]]:
@@ -149,11 +149,11 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_that_is_alike() -> None:
 
 def test_few_tokens_are_not_waited_for() -> None:
     """Unless they are most of a prompt, it is sooner done without a further step; a whole budget of them is worth one."""
-    scheduler = Scheduler[Turn](160)
+    scheduler = Scheduler[Turn](320)
     short, long = Turn(100), Turn(5000)
-    assert [scheduler.pays(count, long, short) for count in (9, 49, 50)] == [False, False, True]
-    assert [scheduler.pays(count, long, long) for count in (159, 160)] == [False, True]
-    assert [scheduler.pays(count, Turn(4), short) for count in (9, 10)] == [False, True]
+    assert [scheduler.pays(count, long, short) for count in (19, 49, 50)] == [False, False, True]
+    assert [scheduler.pays(count, long, long) for count in (319, 320)] == [False, True]
+    assert [scheduler.pays(count, Turn(4), short) for count in (19, 20)] == [False, True]
 
 
 def test_blocks_are_not_cut() -> None:

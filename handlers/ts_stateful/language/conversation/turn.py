@@ -178,10 +178,13 @@ class Sequence:
             end = min(at for at in (end, self.num_prompt - 1, *ends) if at > start or at == end)
         return next((b.stop for b in self.blocks if b.start < end < b.stop), end) - start
 
-    def waits_for(self, others: Collection[object]) -> bool:
+    def waits_for(self, others: Collection[object], least: int) -> bool:
         """See `Schedulable`."""
-        length = self.context.kv.length
-        return any(other in others and other.context.kv.length >= length for other in self.alike)
+        start = self.context.kv.length
+        return any(
+            stop - start >= least and start <= other.context.kv.length < stop and other in others
+            for other, stop in self.alike.items()
+        )
 
     @property
     def num_to_prefill(self) -> int:

@@ -43,8 +43,8 @@ def join(sequence: Sequence, running: Scheduler[Sequence], media_tokens: Collect
         _lend(most, sequence, found[most])
     start = sequence.context.kv.length
     for other, length in found.items():
-        count = length - max(start, other.context.kv.length)
-        if count >= MIN_TOKENS and running.pays(length - start, sequence, other):
+        is_known = other.context.kv.length >= length
+        if not is_known and running.pays(length - start, sequence, other):
             sequence.alike[other] = other.alike[sequence] = length
 
 
