@@ -183,7 +183,9 @@ class TorchServe(LocalServer):
         """Return the environment of TorchServe, whose Java gets the temporary folder by another name."""
         environ = super().variables(home)
         environ |= {**java_environment(environ), "TEMP": environ["TMPDIR"]}
-        environ.pop("TS_CONFIG_FILE", None)  # takes precedence over --ts-config
+        lines = self.ports.as_properties().splitlines()
+        for name in ("config_file", *(line.partition("=")[0] for line in lines)):
+            environ.pop(f"TS_{name.upper()}", None)  # takes precedence over the option, or the file
         return environ
 
     def _copy_log(self, process: subprocess.Popen[str]) -> None:

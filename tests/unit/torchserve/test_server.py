@@ -50,6 +50,18 @@ def test_every_address_is_loopback() -> None:
     assert "grpc_inference_port=4" in lines
 
 
+def test_the_environment_changes_no_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchServe would listen there, and the server would not find it."""
+    names = ["INFERENCE_ADDRESS", "GRPC_INFERENCE_ADDRESS", "GRPC_MANAGEMENT_PORT", "CONFIG_FILE"]
+    for name in [*names, "MAX_REQUEST_SIZE"]:
+        monkeypatch.setenv(f"TS_{name}", "http://0.0.0.0:8080")
+    variables = _server(tmp_path, _VERSION).variables(tmp_path)
+    assert [name for name in names if f"TS_{name}" in variables] == []
+    assert "TS_MAX_REQUEST_SIZE" in variables
+
+
 @pytest.mark.parametrize(
     ("printed", "version"),
     [
