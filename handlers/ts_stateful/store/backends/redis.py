@@ -9,6 +9,7 @@ that a session has is in one slot: `ts-stateful:sessions/{a}/`, `ts-stateful:kv/
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator, Sequence
 
@@ -24,6 +25,8 @@ from ts_stateful.store.backends.redis_servers import (
 from ts_stateful.store.base import Capacity, StoreUnavailable, check_key
 
 __all__ = ["RedisStore"]
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "ts-stateful:"
 _PREFIX_FORM = re.compile(r"[A-Za-z0-9\-_.:/]*")  # no wildcards of a search
@@ -79,6 +82,7 @@ class RedisStore:
             )
         kind = ClusterServers if address.is_cluster else OneServer
         self._servers: RedisServers = kind(address, timeout_s=timeout_s, password=password)
+        self._has_warned = False
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
         """See `Store`."""
@@ -135,13 +139,20 @@ class RedisStore:
         """Does nothing: Redis removes values itself."""
 
     def capacity(self) -> Capacity:
-        """Return `maxmemory`, and what is free of it; of a cluster's primaries, those of the fullest one."""
+        """Return `maxmemory`, and what is free of it; of a cluster's primaries, those of the fullest one.
+
+        Warn, once, of a server that would forget sessions when it is full.
+        """
         with _reported():
-            found = [
-                Capacity(one["maxmemory"], max(0, one["maxmemory"] - one["used_memory"]))
-                for one in self._servers.memory()
-                if one.get("maxmemory")
-            ]
+            bounded = [one for one in self._servers.memory() if one.get("maxmemory")]
+        is_safe = {one.get("maxmemory_policy", "noeviction") for one in bounded} <= {"noeviction"}
+        if not (is_safe or self._has_warned):
+            self._has_warned = True
+            logger.warning("Redis forgets sessions when full: set maxmemory-policy noeviction")
+        found = [
+            Capacity(one["maxmemory"], max(0, one["maxmemory"] - one["used_memory"]))
+            for one in bounded
+        ]
         return min(found, key=lambda one: one.free_bytes / one.total_bytes, default=Capacity())
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ class RedisServers(Protocol):
     def tagged(self, segment: str) -> str:
         """Return a segment of a key so that all keys that have it are in one slot."""
 
-    def memory(self) -> Sequence[Mapping[str, int]]:
+    def memory(self) -> Sequence[Mapping[str, Any]]:
         """Return the section `memory` of INFO of each server that takes writes."""
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class OneServer:
         """See `RedisServers`."""
         return segment
 
-    def memory(self) -> Sequence[Mapping[str, int]]:
+    def memory(self) -> Sequence[Mapping[str, Any]]:
         """See `RedisServers`."""
         return [self.client.info("memory")]
 
@@ -176,7 +176,7 @@ class ClusterServers:
         """See `RedisServers`."""
         return f"{{{segment}}}"
 
-    def memory(self) -> Sequence[Mapping[str, int]]:
+    def memory(self) -> Sequence[Mapping[str, Any]]:
         """See `RedisServers`."""
         cluster = self.client
         return [cluster.get_redis_connection(one).info("memory") for one in cluster.get_primaries()]

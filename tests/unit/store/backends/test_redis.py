@@ -182,6 +182,24 @@ def test_a_url_of_another_form_is_refused(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_a_server_that_forgets_sessions_is_named_once(
+    redis_store: RedisStore, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With managed servers that is the default. Without a limit nothing is forgotten."""
+    client.config_set("maxmemory-policy", "volatile-lru")
+    try:
+        redis_store.capacity()
+        assert not caplog.messages
+        client.config_set("maxmemory", 100_000_000)
+        for _ in range(2):
+            redis_store.capacity()
+        (message,) = caplog.messages
+        assert "set maxmemory-policy noeviction" in message
+    finally:
+        client.config_set("maxmemory", 0)
+        client.config_set("maxmemory-policy", "noeviction")
+
+
 def test_its_capacity_is_maxmemory(redis_store: RedisStore, client: redis.Redis) -> None:
     """As far as the server has a limit."""
     assert redis_store.capacity() == Capacity()
