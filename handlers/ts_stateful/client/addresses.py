@@ -12,7 +12,7 @@ import httpx
 
 from ts_stateful.client.errors import ClientError
 
-__all__ = ["Address", "parse_address"]
+__all__ = ["Address", "is_this_machine", "parse_address"]
 
 _DEFAULT_PORTS = {"grpc": 7070, "grpcs": 443, "http": 8080, "https": 443}
 
@@ -38,10 +38,7 @@ class Address(NamedTuple):
     @property
     def through_proxy(self) -> bool:
         """Return True if the environment's proxies are used; they never are for this machine."""
-        try:
-            return not ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host != "localhost"
+        return not is_this_machine(self.host)
 
     def tls_context(self, ca_file: str | Path | None) -> ssl.SSLContext:
         """Return a context that trusts the certificates in `ca_file`, or the system's.
@@ -74,6 +71,14 @@ class Address(NamedTuple):
             raise ValueError(f"{names} cannot be used: {error}") from None
         except ImportError as missing:  # of a SOCKS proxy
             raise ClientError(str(missing)) from missing
+
+
+def is_this_machine(host: str) -> bool:
+    """Return True for a loopback address, and for `localhost`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def parse_address(url: str) -> Address:

@@ -6,13 +6,13 @@ The documents are those of every other transport. The service routes by `Session
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import math
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from ts_stateful.client.addresses import is_this_machine
 from ts_stateful.client.documents import check_size, encode, refusal
 from ts_stateful.client.errors import (
     ClientError,
@@ -73,11 +73,7 @@ class SageMakerAddress(NamedTuple):
     @property
     def is_local(self) -> bool:
         """Return True for this machine: requests to it are unsigned and use no proxy."""
-        host = urlsplit(self.endpoint_url).hostname if self.endpoint_url else None
-        try:
-            return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-        except ValueError:
-            return False
+        return is_this_machine(urlsplit(self.endpoint_url or "").hostname or "")
 
 
 def parse_sagemaker_url(url: str) -> SageMakerAddress:
