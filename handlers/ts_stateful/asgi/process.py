@@ -116,7 +116,9 @@ async def _serve(settings: FrontSettings) -> None:
         await models.drain(drain_s)
     finally:
         await rpc.stop(_GRACE_S)
-        await _stop([listener for listener, _ in listeners], running)
+        for listener, _ in listeners:
+            listener.should_exit = True
+        await asyncio.gather(*running, return_exceptions=True)
         models.close()
         forks.close()  # it may hang in an import
         observation.close()
@@ -156,12 +158,6 @@ def _admin_listeners(
         guarded = make_listener(TokenGuard(app, token), settings)
         listeners.append((guarded, settings.admin_port_fd))
     return listeners
-
-
-async def _stop(listeners: list[Listener], running: Sequence[asyncio.Future[None]]) -> None:
-    for listener in listeners:
-        listener.should_exit = True
-    await asyncio.gather(*running, return_exceptions=True)
 
 
 def _make_rpc(models: Models, settings: FrontSettings) -> Any:

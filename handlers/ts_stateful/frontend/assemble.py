@@ -15,7 +15,7 @@ from ts_stateful.frontend.audit import AuditLog
 from ts_stateful.frontend.dialects import Dialects
 from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.intake import Dispatching, Intake, Parser
-from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader
+from ts_stateful.frontend.parsing.headers import HeaderReader
 from ts_stateful.frontend.parsing.limits import BodyLimits, HeldBytes
 from ts_stateful.frontend.parsing.origins import OriginGuard
 from ts_stateful.frontend.parsing.requests import RequestParser
@@ -78,7 +78,10 @@ def make_intake(
     if config.state is not None:
         parser = StepParser(profile, headers.names, config.state, limits, model.version)
     else:
-        parser = _language_parser(config, model.name, profile, headers.names, limits)
+        handler = config.handler
+        dialects = Dialects(model.name, handler.adapters, strict=handler.strict_requests)
+        keeps = handler.stateful_sessions
+        parser = RequestParser(profile, headers.names, dialects, limits, keeps_sessions=keeps)
     audit, quotas = AuditLog(settings.audit), RequestQuotas(settings.quotas, dispatcher)
     return Intake(
         dispatcher,
@@ -87,14 +90,6 @@ def make_intake(
         headers,
         Admission(authenticator, settings.client_ids, audit, quotas),
     )
-
-
-def _language_parser(
-    config: Config, model_name: str, profile: Profile, names: HeaderNames, limits: BodyLimits
-) -> Parser:
-    handler = config.handler
-    dialects = Dialects(model_name, handler.adapters, strict=handler.strict_requests)
-    return RequestParser(profile, names, dialects, limits, keeps_sessions=handler.stateful_sessions)
 
 
 def body_limits(config: Config, held: HeldBytes | None = None) -> BodyLimits:
