@@ -16,7 +16,7 @@ __all__ = ["explained", "instead", "meant", "similar"]
 
 _MAX_COMPARED: Final = 16  # keys of a document, which may have many
 _UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$(.*)`)?$")
-_UNKNOWN_VALUE = re.compile(r"Invalid enum value (.*) - at `\$(.*)`$")
+_UNKNOWN_VALUE = re.compile(r"Invalid (?:enum )?value (.*) - at `\$(.*)`$")  # or tag
 _NO_OBJECT = re.compile(r"Expected `object`, got `.*` - at `\$(.+)`$")
 _AT = re.compile(r"(.*) - at `\$(.*)`$")
 _PART = re.compile(r"\.([^.\[\]]+)|\[(?:\d+|\.\.\.)\]")
@@ -111,11 +111,13 @@ def _type_at(kind: inspect.Type | None, path: str) -> inspect.Type | None:
 
 def _member(kind: inspect.Type | None, key: str | None) -> inspect.Type | None:
     if isinstance(kind, inspect.UnionType):
-        members = (_member(part, key) for part in kind.types)
-        return next((member for member in members if member is not None), None)
+        found = tuple(filter(None, (_member(part, key) for part in kind.types)))
+        return inspect.UnionType(found) if found[1:] else next(iter(found), None)
     if key is None:
         items = inspect.ListType | inspect.VarTupleType
         return kind.item_type if isinstance(kind, items) else None
     if isinstance(kind, inspect.StructType):
+        if key == kind.tag_field:
+            return inspect.LiteralType((str(kind.tag),))
         return next((field.type for field in kind.fields if field.encode_name == key), None)
     return kind.value_type if isinstance(kind, inspect.DictType) else None

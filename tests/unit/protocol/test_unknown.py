@@ -58,6 +58,10 @@ def test_what_there_is_instead(handler: dict[str, Any], message: str) -> None:
             {"type": "prompt", "prompt": "x", "images": ["a.png"]},
             "expected `object`, got `str`; its keys are base64, upload, url",
         ),
+        (
+            {"type": "prompt", "prompt": "x", "response_format": {"type": "xml"}},
+            "invalid value 'xml'; there are: choice, grammar, json_object, json_schema, regex",
+        ),
     ],
 )
 def test_a_request_names_its_fields(request_: dict[str, Any], message: str) -> None:
