@@ -27,7 +27,7 @@ from ts_stateful.serving.server import LocalServer, ServerSettings
 from ts_stateful.torchserve.guard import Guard
 from ts_stateful.torchserve.java import java_environment
 from ts_stateful.torchserve.mended_classes import MendFailed, write_mended
-from ts_stateful.torchserve.properties import KEY_FILE, read_key
+from ts_stateful.torchserve.properties import KEY_FILE, read_key, read_properties
 
 __all__ = ["TorchServe", "TorchServeSettings", "settings_file"]
 
@@ -43,6 +43,8 @@ _HARMLESS = (
     ":Exception while executing runnable io.grpc.internal.ServerImpl$JumpToApplicationThread",
     ":Transport failed",
 )
+# Settings with paths, which are relative to the working directory: TorchServe gets another one.
+_FILES = ("metrics_config", "private_key_file", "certificate_file", "keystore")
 _LOAD_FAILED = ("Load model failed", "Failed to load model")
 _REASON = re.compile(  # not in JSON
     r"[^{].*(?:Failed to load model \S+, exception|Backend worker process died\.) (.+)"
@@ -149,10 +151,13 @@ class TorchServe(LocalServer):
     def _spawn(self) -> None:
         home = self.make_home()
         properties = home / "config.properties"
-        # The base file may lack a final newline; later settings win.
         settings = self._settings
         archive = settings.archive.resolve()
-        properties.write_text(f"{settings.config.read_text()}\n{self.ports.as_properties()}")
+        given = read_properties(settings.config)
+        files = (f"{name}={Path(given[name]).resolve()}\n" for name in _FILES if given.get(name))
+        lines = f"{''.join(files)}{self.ports.as_properties()}"
+        # The base file may lack a final newline; later settings win.
+        properties.write_text(f"{settings.config.read_text()}\n{lines}")
         if settings.watch:
             try:
                 write_mended(home)

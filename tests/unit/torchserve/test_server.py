@@ -149,6 +149,17 @@ def test_a_server_that_ends_at_once_is_reported_with_its_log(tmp_path: Path) -> 
     server.stop()
 
 
+def test_relative_paths_of_the_settings_mean_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the command, as with TorchServe's own, not the folder in which TorchServe runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.properties").write_text("keystore=\nmetrics_config=metrics.yaml")
+    server = _server(tmp_path, f"{_VERSION}\ngrep = config.properties; exit 3")
+    with pytest.raises(ServerFailed, match=f"metrics_config={tmp_path}/metrics.yaml\ninference"):
+        server.start()
+
+
 @pytest.mark.parametrize(
     "line",
     [
