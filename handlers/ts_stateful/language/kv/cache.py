@@ -225,7 +225,7 @@ class KVCache:
     def copy(self, length: int) -> KVCache:
         """Return an independent cache of the first `length` tokens, on the same device; of fewer as in `truncate`."""
         assert length <= self.length
-        copy = KVCache(self._layout, self.device)
+        copy = self._empty()
         copy.images = self.images
         if self.recurrent is not None:
             copy.recurrent = self.recurrent.copy(length)
@@ -234,6 +234,10 @@ class KVCache:
         copy.length = length
         _copy(self._blocks, copy._blocks, length)
         return copy
+
+    def _empty(self) -> KVCache:
+        """Return an empty cache of the same kind; that of a split model has another one."""
+        return KVCache(self._layout, self.device)
 
     def _replace(self, capacity: int, device: torch.device, pin: bool = False) -> None:
         """Continue in other memory, with the valid tokens. Nothing changes until all of it is allocated."""
