@@ -275,7 +275,10 @@ def test_a_reload_shows_the_sessions_again(tab: WebPage) -> None:
 
 
 def test_two_tabs_show_one_session(tab: WebPage) -> None:
-    """Neither loses a question of the other, and what one has saved is not saved again by the other."""
+    """Neither loses a question of the other, and what one has saved is not saved again by the other.
+
+    One that comes too late is put back, beside the turns that came before it, and can be asked again.
+    """
     tab.ask("What color is the circle?")
     other = WebPage(tab.page.context.new_page())
     other.page.goto(tab.page.url)
@@ -295,6 +298,12 @@ def test_two_tabs_show_one_session(tab: WebPage) -> None:
         "How many shapes are there?",
     ]
     assert tab.page.evaluate("numSaved") < 10
+
+    tab.type("Which shape is yellow?")  # the page does not know of the third turn
+    tab.pane().locator(".error", has_text="turn_gap").wait_for()
+    tab.turns().nth(2).wait_for()
+    tab.pane().locator("textarea").press("Enter")
+    tab.turns().nth(3).wait_for()
 
 
 def test_a_full_store_loses_its_oldest_sessions(tab: WebPage) -> None:

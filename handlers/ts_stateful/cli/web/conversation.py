@@ -15,7 +15,7 @@ from ts_stateful.cli.web.live_reply import Continuation, LiveReply
 from ts_stateful.cli.web.saved import SavedSession, SavedTurn, SessionState, state_after
 from ts_stateful.client import ClientError, PromptOptions, Server, Session
 from ts_stateful.clock import SYSTEM_CLOCK
-from ts_stateful.protocol.errors import SessionError, StatefulError
+from ts_stateful.protocol.errors import SessionError, StatefulError, TurnGap
 
 __all__ = ["QUICK_S", "Conversation", "Question"]
 
@@ -127,6 +127,7 @@ class Conversation:
     def failed(self, error: Exception) -> None:
         """Show an error; one that ends the session marks it."""
         self.error = error
+        self.is_read &= not isinstance(error, TurnGap)  # another client has asked in the session
         state = state_after(error) if isinstance(error, SessionError) else None
         if self.saved is not None and state is not None:
             self.is_read = True  # as far as it can be
@@ -143,7 +144,8 @@ class Conversation:
     def restore(self) -> None:
         """Read the turns of the session from the server. A turn in progress goes on."""
         assert self.saved is not None
-        self.error = None
+        if not isinstance(self.error, TurnGap):
+            self.error = None
         session = self._server.attach(self.saved.id, QUICK_S)
         info = session.info(QUICK_S)
         exchanges = {}

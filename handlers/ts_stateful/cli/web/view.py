@@ -85,6 +85,8 @@ class PageView:
                     continue
                 running.remove(one)
                 prompt = tab.finish(one)
+                tab.read()  # after a turn of another client
+                running += [one] if one.live is not None else []
                 places = [index for index, pane in enumerate(tab.panes) if pane is one]
                 back = {index: {"back": prompt} for index in places if prompt}
                 yield self.all(tab, back)

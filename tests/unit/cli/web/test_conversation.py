@@ -10,7 +10,7 @@ from tests.support.fake_sessions import FakeSessions, Fault, Turn, reply_to
 from ts_stateful.cli.web.conversation import Conversation, Question
 from ts_stateful.cli.web.saved import SavedSession
 from ts_stateful.client import RetryPolicy, Server, connect
-from ts_stateful.protocol.errors import SessionExpired, TooManySessions
+from ts_stateful.protocol.errors import SessionExpired, TooManySessions, TurnGap
 
 _LONG_S = 60.0
 
@@ -46,6 +46,20 @@ def test_the_first_question_opens_the_session(server: Server, fake: FakeSessions
     assert conversation.tokens == usage.prompt_tokens + usage.completion_tokens
     assert conversation.saved is not None
     assert [turn.prompt for turn in conversation.saved.turns] == ["one", "two"]
+
+
+def test_a_question_after_a_change_by_another_client(server: Server) -> None:
+    """It fails; then the turns are read again, with the error in sight, and it can be asked once more."""
+    conversation = Conversation(server)
+    ask(conversation, "one")
+    other = Conversation(server, conversation.saved)
+    other.rewind(0)
+    ask(conversation, "two")
+    was_read = conversation.is_read
+    conversation.restore()
+    assert (was_read, type(conversation.error), prompts(conversation)) == (False, TurnGap, [])
+    ask(conversation, "two")
+    assert (conversation.error, prompts(conversation)) == (None, ["two"])
 
 
 def test_a_failed_question_leaves_an_error(server: Server, fake: FakeSessions) -> None:
