@@ -75,6 +75,34 @@ def test_sessions_with_other_images_and_without_share_steps(model: Model) -> Non
     assert {name: harness.engine.table.get(name).state.log for name in opened} == alone
 
 
+def test_chats_at_once_share_states_beside_the_same_images(model: Model) -> None:
+    """Also text before an image depends on it."""
+    pictures, long = (
+        (WIDE, TALL, WIDE, TALL),
+        "Say in one word what color the shapes have that you see here. ",
+    )
+
+    def asked(harness: Harness, number: int) -> str:
+        images = (show(harness, pictures[number]),)
+        said = (Said("user", (long, None, f"Question {number}?")),)
+        chat = Chat(session_id=f"s{number}", messages=said, images=images, max_new_tokens=12)
+        return harness.submit(chat, creates_session=True)
+
+    alone = []
+    for number in range(4):
+        harness = Harness(model)
+        request = asked(harness, number)
+        harness.run()
+        alone.append(harness.last(request)["text"])
+    harness = Harness(model)
+    requests = [asked(harness, number) for number in range(4)]
+    harness.run()
+    answers = [harness.last(request) for request in requests]
+    assert [answer["text"] for answer in answers] == alone
+    details = [answer["usage"]["prompt_tokens_details"] for answer in answers]
+    assert [each["cached_tokens"] > 16 for each in details] == [False, False, True, True]
+
+
 def test_forks_and_rewinds_to_where_there_were_other_images(model: Model) -> None:
     """The states after more images are not reused, though the ids are the same."""
     harness = Harness(model)
