@@ -78,7 +78,7 @@ class Scheduler(Generic[SequenceT]):
 
         Half of the budget belongs to the oldest prompt, so that none starves. The rest goes to the shortest ones first: a
         short prompt does not wait for a long one, and as many as fit are prefilled together. One waits for what another, which
-        is before it in this order, computes for both. So the oldest never waits, and none for longer than without the other.
+        is before it in this order, computes for both. So the oldest never waits.
         """
         step = [(sequence, 1) for sequence in self._decoding]
         if self._prefilling:
