@@ -127,9 +127,11 @@ class Journal(Generic[EntryT]):
 
         None: the store does not have all that was committed.
         """
-        if not (position.can_leave or position.is_lost):
+        has_all = position.is_saved and not position.queue.is_busy
+        if not (has_all or position.is_lost):
             return None
-        return partial(self._logs.log(session_id).has_more, position.known)
+        ownership = self._logs.ownership(session_id)
+        return partial(ownership.has_more, position.known, position.doubtful)
 
     def when_written(self, position: LogPosition, then: Callable[[], None]) -> bool:
         """Call `then` after the writes that are under way; return False if there are none."""

@@ -88,6 +88,12 @@ class Ownership(Generic[EntryT]):
         if self.log.look(mark) is not None:  # left since
             store.create(key, data, ttl_s)
 
+    def has_more(self, known: Known, doubtful: Doubtful | None) -> bool:
+        """Return True if another engine continued the session or ended it. A `doubtful` entry is taken back first."""
+        if doubtful is not None:
+            self.take_back(doubtful)
+        return self.log.has_more(known)
+
     def end(self, closed: ClosedEntry, known: Known, keys: Sequence[str]) -> None:
         """Remove a session that ended. One that expired after the `known` entries stays if another engine uses it.
 
@@ -113,9 +119,7 @@ class Ownership(Generic[EntryT]):
         self, closed: ClosedEntry, known: Known, keys: Sequence[str], doubtful: Doubtful | None
     ) -> None:
         """Remove a session as `end` does, which failed. One that went on stays, as does a later session of its id."""
-        if doubtful is not None:
-            self.take_back(doubtful)
-        is_free = closed.reason == "expired" or not self.log.has_more(known)
+        is_free = not self.has_more(known, doubtful) or closed.reason == "expired"
         if is_free or not self.log.store.list(self.log.prefix):
             self.end(closed, known, keys)
 

@@ -44,6 +44,22 @@ def test_a_session_that_was_elsewhere_is_taken_back(
     assert code(first.ask(Continue(session_id="s", turn=9, after=0))) == "turn_gap"
 
 
+@pytest.mark.parametrize("num_lost", [0, 2], ids=["not written", "written"])
+def test_a_turn_that_was_refused_here_may_have_been_done_elsewhere(
+    first: Harness, second: Harness, store: FailingStore, num_lost: int
+) -> None:
+    """With others after it. The server that refused it looks there too."""
+    first.open("s")
+    store.fails, store.num_lost = not num_lost, num_lost
+    assert code(first.ask(ask("One", turn=1))) == "store_unavailable"
+    store.fails = False
+    assert second.ask(ask("One", turn=1))["turn"] == 1
+    assert second.ask(ask("Two", turn=2))["turn"] == 2
+    assert first.ask(Info(session_id="s"))["turns"] == 2
+    assert second.ask(ask("Three", turn=3))["turn"] == 3
+    assert first.ask(ask("Four", turn=4))["turn"] == 4
+
+
 @pytest.mark.parametrize(
     "read",
     [
