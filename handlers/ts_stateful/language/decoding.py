@@ -22,7 +22,7 @@ from ts_stateful.language.network.sampler import choose_tokens, sample
 from ts_stateful.language.runner import Logits, Runner
 from ts_stateful.language.scheduler import Chunk
 from ts_stateful.language.speculation import Drafter
-from ts_stateful.language.turns.kv_lending import lend_common
+from ts_stateful.language.turns.kv_lending import lend_common, part
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.errors import OutOfMemory, StatefulError
 
@@ -101,6 +101,7 @@ class Decoding:
             if is_out_of_memory(error) and self._free_memory():
                 return self._forward(chunks)
             if len(chunks) > 1:
+                part([sequence for sequence, _ in chunks])  # one that fails must not move the next
                 return Logits.join([self._forward([chunk]) for chunk in chunks])
             ((sequence, _),) = chunks
             self._turns.fail(sequence, _reason(error, "a forward pass"))

@@ -48,7 +48,7 @@ class Scheduler(Generic[SequenceT]):
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._least = max(_LEAST, budget // _LEAST)
+        self.least = max(_LEAST, budget // _LEAST)  # tokens that are worth a step of waiting
         self._prefilling: list[SequenceT] = []  # the oldest first
         self._decoding: list[SequenceT] = []
 
@@ -85,15 +85,10 @@ class Scheduler(Generic[SequenceT]):
             step += self._share(self._budget if step else _IDLE_BUDGETS * self._budget)
         return step
 
-    def pays(self, count: int, *prompts: SequenceT) -> bool:
-        """Return True if it is worth a step that all but one of these prompts wait for `count` tokens."""
-        shortest = min(prompt.num_to_prefill for prompt in prompts)
-        return count >= max(self._least, min(self._budget, shortest // 2))
-
     def _share(self, budget: int) -> list[Chunk[SequenceT]]:
         oldest, ready = self._prefilling[0], list[SequenceT]()
         for sequence in (oldest, *sorted(self._prefilling, key=lambda one: one.num_to_prefill)):
-            if not sequence.waits_for(ready, self._least):
+            if not sequence.waits_for(ready, self.least):
                 ready.append(sequence)
         counts = {id(oldest): min(oldest.num_to_prefill, -(-budget // 2))}
         left = budget - counts[id(oldest)]

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.chats import Chats, Told, cached
 from tests.support.tiny import REWRITING, llama, llava, qwen2_vl
+from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.runner import Runner
 from ts_stateful.protocol.chat import RawPrompt
 from ts_stateful.protocol.errors import OutOfMemory
 from ts_stateful.protocol.tenants import internal_id
@@ -421,3 +424,28 @@ def test_short_beginnings_are_not_waited_for() -> None:
     turns = chats.harness.kind.turns
     assert {turns.waiters.find(name).num_generated for name in (first, second)} == {1}  # type: ignore[union-attr]
     chats.harness.run()
+
+
+def test_one_that_fails_moves_no_other_of_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device was full when the short one could have taken what the long one has."""
+    chats = Chats(llama(), config={"handler": {"prefillChunk": 200}})
+    short, find = [("user", DOCUMENT * 2 + "And?")], chats.harness.kind.turns.waiters.find
+    long_one = DOCUMENT * 2 + "tell more words " * 25
+    texts = "Something else entirely, and quite long. " * 25, "x y z, in a row 1. " * 10, long_one
+    _, _, name = submitted(chats, *([("user", text)] for text in texts))
+    chats.harness.steps(1)
+    long, run = find(name), Runner.run
+    with monkeypatch.context() as full:
+        full.setattr(Context, "lend_kv", lambda *_: None)
+        chats.harness.submit(chats.chat(*short, session="s3"), **LONE)
+        chats.harness.pump()
+
+    def fails(self: Runner, chunks: Any) -> Any:
+        if any(sequence is long for sequence, _ in chunks):
+            raise torch.OutOfMemoryError("the device is full")
+        return run(self, chunks)
+
+    monkeypatch.setattr(Runner, "run", fails)
+    chats.harness.run()
+    assert "error" in chats.harness.last(name)
+    chats.check(short, "s3")

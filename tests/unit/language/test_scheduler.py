@@ -148,12 +148,12 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_that_is_alike() -> None:
 
 
 def test_few_tokens_are_not_waited_for() -> None:
-    """Unless they are most of a prompt, it is sooner done without a further step; a whole budget of them is worth one."""
+    """They are computed twice, in the same step."""
     scheduler = Scheduler[Turn](320)
-    short, long = Turn(100), Turn(5000)
-    assert [scheduler.pays(count, long, short) for count in (19, 49, 50)] == [False, False, True]
-    assert [scheduler.pays(count, long, long) for count in (319, 320)] == [False, True]
-    assert [scheduler.pays(count, Turn(4), short) for count in (19, 20)] == [False, True]
+    other = decoding(scheduler)
+    oldest, few, more = added(scheduler, 300, scheduler.least - 1, scheduler.least)
+    few.alike = more.alike = oldest
+    assert run(scheduler) == [(other, 1), (oldest, 300), (few, 19)]
 
 
 def test_blocks_are_not_cut() -> None:

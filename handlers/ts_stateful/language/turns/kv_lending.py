@@ -14,7 +14,7 @@ from ts_stateful.language.text.dialogue import common_prefix
 from ts_stateful.sessions.session import Residency, Session
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["join", "lend_common", "lend_kv"]
+__all__ = ["join", "lend_common", "lend_kv", "part"]
 
 # The states are those of the turn's ids, not of the log.
 _COMPUTED = Status.RUNNING, Status.COMMITTING
@@ -44,7 +44,7 @@ def join(sequence: Sequence, running: Scheduler[Sequence], media_tokens: Collect
     start = sequence.context.kv.length
     for other, length in found.items():
         is_known = other.context.kv.length >= length
-        if not is_known and running.pays(length - start, sequence, other):
+        if not is_known and length - start >= running.least:
             sequence.alike[other] = other.alike[sequence] = length
 
 
@@ -54,6 +54,12 @@ def lend_common(lender: Sequence, *, ends: bool = False) -> None:
         if ends or lender.context.kv.length >= length:
             del lender.alike[taker], taker.alike[lender]
             _lend(lender, taker, length)
+
+
+def part(turns: Collection[Sequence]) -> None:
+    """Let none of these turns lend to another one of them."""
+    for one in turns:
+        one.alike = {other: at for other, at in one.alike.items() if other not in turns}
 
 
 def _alike(

@@ -273,7 +273,6 @@ class Turns:
         self._preparation.prepare(sequence)
         self._core.quotas.spend(sequence.session.owner, sequence.num_new)
         sequence.status = Status.RUNNING
-        join(sequence, self.scheduler, self._model.media_tokens)
         stopped = resume_reply(sequence, self._model.eos_ids)
         self.waiters.started(sequence)
         if sequence.cancelled:
@@ -283,6 +282,7 @@ class Turns:
         elif not (sequence.generates or sequence.num_new):
             self.finish(sequence, "stop")  # an opening without a token
         else:
+            join(sequence, self.scheduler, self._model.media_tokens)
             self.scheduler.add(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
