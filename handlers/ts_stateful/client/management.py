@@ -7,7 +7,7 @@ no other request gets through.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -78,7 +78,7 @@ class _Models(Struct, frozen=True):
 
 
 class Management:
-    """The management API at a URL; `token` is the management key of TorchServe's token authorization.
+    """The management API at a URL; `token` is the management key of TorchServe's token authorization, which may change.
 
     The certificate of a process that this one `started` is trusted, as it may be for a name that others use.
     Every method raises `ServerUnreachable`, `DeadlineExceeded`, `ServerRefused` or `ProtocolError`.
@@ -88,7 +88,7 @@ class Management:
         self,
         url: str,
         *,
-        token: str | None = None,
+        token: str | Callable[[], str | None] | None = None,
         ca_file: str | Path | None = None,
         started: bool = False,
     ) -> None:
@@ -97,10 +97,11 @@ class Management:
             raise ValueError(f"the management API needs an HTTP URL, not {url!r}")
         self.url = url
         self.is_local = not address.through_proxy
+        self._token = token
         self._http = address.http_client(
             ca_file,
             base_url=f"{address.scheme}://{address.authority}{address.path}",
-            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            auth=self._authorized,
             **({"verify": False} if started else {}),
         )
 
@@ -158,6 +159,12 @@ class Management:
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
+
+    def _authorized(self, request: httpx.Request) -> httpx.Request:
+        token = self._token() if callable(self._token) else self._token
+        if token is not None:
+            request.headers["Authorization"] = f"Bearer {token}"
+        return request
 
     def _ask(
         self, method: str, path: str, timeout_s: float, params: dict[str, str] | None = None

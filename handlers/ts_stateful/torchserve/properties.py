@@ -33,7 +33,7 @@ def management_of(server: psutil.Process) -> Management:
         url = environ.get("TS_MANAGEMENT_ADDRESS", url)
     for host in _ANY_HOST:
         url = url.replace(host, "//127.0.0.1")
-    return Management(url, token=read_key(folder, "management"), started=True)
+    return Management(url, token=lambda: read_key(folder, "management"), started=True)
 
 
 def read_key(folder: Path, kind: str) -> str | None:

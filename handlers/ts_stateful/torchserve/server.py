@@ -206,7 +206,7 @@ class TorchServe(LocalServer):
         return None if self._home is None else read_key(self._home, kind)
 
     def _watch(self) -> None:
-        management = Management(self.management_url, token=self._key("management"))
+        management = Management(self.management_url, token=lambda: self._key("management"))
         self._guard = Guard(management, self._log)
         self._guard.start()
 

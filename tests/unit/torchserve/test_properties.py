@@ -98,10 +98,15 @@ def test_the_variable_of_the_file_takes_precedence(stack: ExitStack, tmp_path: P
 
 @pytest.mark.skipif(not has_openssl(), reason=NO_OPENSSL)
 def test_a_certificate_for_other_names_is_trusted(stack: ExitStack, tmp_path: Path) -> None:
-    """Clients of TorchServe use another name or authority; refusing it filled TorchServe's log, once a second."""
+    """Clients of TorchServe use another name or authority; refusing it filled TorchServe's log, once a second.
+
+    The key is the one of the moment: keys expire, and their operator renews them.
+    """
+    keys = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            keys.append(self.headers["Authorization"])
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b'{"models": [{"modelName": "chat"}]}')
@@ -118,7 +123,10 @@ def test_a_certificate_for_other_names_is_trusted(stack: ExitStack, tmp_path: Pa
     stack.callback(listener.shutdown)
     arguments = config(tmp_path, f"management_address=https://localhost:{listener.server_port}")
     with closing(management_of(server(stack, tmp_path, arguments))) as management:
-        assert management.models() == ["chat"]
+        for key in ("one", "two"):
+            (tmp_path / "key_file.json").write_text(f'{{"management": {{"key": "{key}"}}}}')
+            assert management.models() == ["chat"]
+    assert keys == ["Bearer one", "Bearer two"]
 
 
 def test_a_unix_socket_has_no_url(stack: ExitStack, tmp_path: Path) -> None:
