@@ -119,12 +119,12 @@ class FileStore:
     def delete(self, prefix: str) -> None:
         """See `Store`. All values below `prefix` vanish at once. The next call removes what this one leaves if it fails."""
         value, folder = self._path(prefix), self.folder / prefix
-        removed = self._temporary / hashlib.sha256(prefix.encode()).hexdigest()
+        name = hashlib.sha256(prefix.encode()).hexdigest()
         with self._reported():
             value.unlink(missing_ok=True)
-            _erase(removed)
             with contextlib.suppress(FileNotFoundError):
-                folder.rename(removed)
+                folder.rename(self._temporary / f"{name}.{secrets.token_hex(8)}")
+            for removed in self._temporary.glob(f"{name}.*"):
                 _erase(removed)
             with contextlib.suppress(OSError):  # it is not empty, or missing
                 folder.parent.rmdir()

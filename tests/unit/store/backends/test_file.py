@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +107,28 @@ def test_a_removal_that_is_interrupted_is_complete_or_did_nothing(
     for store in stores:
         store.delete("sessions/a")
         assert not _files(store.folder)
+
+
+def test_a_removal_beside_that_of_another_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one renames the folder after this one has looked for what is left of an earlier call."""
+    store, other, real = FileStore(folder), FileStore(folder), shutil.rmtree
+    store.create(_ENTRIES[0], b"x")
+    looked = list[Path]()
+
+    def removes(path: Path, **options: Any) -> None:
+        if looked and path.exists():
+            raise KeyboardInterrupt
+        real(path, **options)
+        looked.append(path)
+        if len(looked) == 1:
+            with contextlib.suppress(KeyboardInterrupt):
+                other.delete("sessions/a")
+
+    monkeypatch.setattr(shutil, "rmtree", removes)
+    store.delete("sessions/a")
+    assert not _files(folder)
 
 
 def test_a_sweep_that_is_interrupted_leaves_the_first_entries_of_a_session(
