@@ -1,14 +1,14 @@
-"""The fields of messages with tool calls, as chat templates expect them."""
+"""The fields of messages with tool calls, and with their results, as chat templates expect them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ts_stateful.protocol.chat import ToolCall
 
-__all__ = ["call_fields"]
+__all__ = ["call_fields", "name_results"]
 
 _MAX_DEPTH = 64  # of objects and arrays in each other
 
@@ -28,6 +28,16 @@ def call_fields(calls: Sequence[ToolCall], call_id: str | None = None) -> str:
     if call_id is not None:
         made["tool_call_id"] = call_id
     return json.dumps(made, ensure_ascii=False) if made else ""
+
+
+def name_results(messages: Iterable[dict[str, Any]]) -> None:
+    """Give the result of each call the `name` of the function, which some templates write and no client has to send."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
+        name = names.get(message.get("tool_call_id", ""))
+        if name is not None:
+            message["name"] = name
 
 
 def _arguments(text: str) -> object:

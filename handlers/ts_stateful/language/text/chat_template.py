@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import mark_control_tokens
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.language.text.call_fields import call_fields
+from ts_stateful.language.text.call_fields import call_fields, name_results
 from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, common_prefix
 from ts_stateful.language.text.marked_chat import control_tokens, encode_marked
 from ts_stateful.language.text.placeholders import Placeholder, Placeholders
@@ -229,6 +229,7 @@ class ChatText:
             ]
             return self._formed(self._form.end.join(texts))
         said = [self._template_message(message, shown) for message in messages]
+        name_results(said)
         try:
             rendered: str = self._owner.apply_chat_template(
                 said,
