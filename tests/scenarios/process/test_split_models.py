@@ -117,6 +117,21 @@ def test_a_split_model_answers_as_stock_code(
     both.say("s", "Tell me a story, äöü 🙂, please.")
 
 
+def test_a_split_model_computes_what_prompts_have_at_once_one_time(
+    start: Start, tmp_path: Path
+) -> None:
+    """All ranks copy their parts."""
+    save(model := llama(), tmp_path / "model")
+    both, text = Beside(start(model_dir=tmp_path, tensorParallel=2), model), "A small circle. " * 9
+    asked = [Prompt(session_id=f"s{at}", prompt=f"{text}{at}?", **LONG) for at in range(3)]
+    sent = [both.worker.submit(one, creates_session=True) for one in asked]
+    for one, request in zip(asked, sent, strict=True):
+        expected, found = both.harness.ask(one, creates_session=True), both.worker.wait(request)
+        reference_reply(model, both.harness, str(one.session_id), one.max_new_tokens)
+        assert found["text"] == expected["text"]
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > len(text) / 3
+
+
 def test_a_split_model_forgets_and_guesses(start: Start, tmp_path: Path) -> None:
     """Sessions that evict one another, and drafts of a reply that repeats itself, change no reply."""
     model = llama()
