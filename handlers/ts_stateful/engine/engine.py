@@ -171,7 +171,7 @@ class SessionEngine(Generic[StateT]):
                 self._refuse(message, _reason(request, error))
         except TurnGap as error:
             if not self._look_after(request, has_gap=True):
-                self._refuse(message, error)
+                self._refuse(message, _no_answer() if request.is_unsure else error)
         except StatefulError as error:
             if not (isinstance(error, TooManySessions) and self._backlog.add(request, error)):
                 self._refuse(message, error)
@@ -224,7 +224,7 @@ class SessionEngine(Generic[StateT]):
         blocked = message.session_ids
         for session_id in blocked:  # requests for a fork come after it
             self._waiting.block(session_id)
-        store.run(job, partial(self._looked, session, blocked, has_gap))
+        store.run(job, partial(self._looked, session, blocked))
         return True
 
     def _idle_session(self, session_id: str | None) -> Session[StateT] | None:
@@ -234,15 +234,12 @@ class SessionEngine(Generic[StateT]):
             return None if session.busy else session
         return None
 
-    def _looked(
-        self, session: Session[StateT], blocked: Iterable[str], has_gap: bool, outcome: Any
-    ) -> None:
+    def _looked(self, session: Session[StateT], blocked: Iterable[str], outcome: Any) -> None:
         # Without an answer of the store it is taken to be as it was, if no turn is missing.
         if outcome is True and not session.busy:
             self.table.forget(session)
-        error = _no_answer() if has_gap and isinstance(outcome, StoreError) else None
         for session_id in blocked:
-            self._waiting.release(session_id, error=error)
+            self._waiting.release(session_id, is_unsure=isinstance(outcome, StoreError))
 
     def _can_search(self, session_id: str, request: PendingRequest) -> bool:
         is_new = session_id not in self.table and session_id not in request.missing

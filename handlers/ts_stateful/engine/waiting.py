@@ -27,13 +27,14 @@ class PendingRequest(Struct, eq=False):
     """A request that is not admitted yet; `missing` has the ids that the store was searched for in vain.
 
     With an `error` it is refused instead of admitted. `has_looked`: the store was asked if its session, which is here, went on
-    elsewhere.
+    elsewhere; `is_unsure`: it did not answer.
     """
 
     message: Submit
     missing: dict[str, Missing] = {}
     error: StatefulError | None = None
     has_looked: bool = False
+    is_unsure: bool = False
 
 
 class WaitingRequests:
@@ -70,15 +71,17 @@ class WaitingRequests:
         *,
         missing: Missing | None = None,
         error: StatefulError | None = None,
+        is_unsure: bool = False,
     ) -> None:
         """End a session's queue after a look into the store. Its requests are ready.
 
-        The look ended with `missing`, or failed with `error`.
+        The look ended with `missing`, failed with `error`, or had no answer.
         """
         for request in self._queues.pop(session_id, ()):
             if missing is not None:
                 request.missing[session_id] = missing
             request.error = error
+            request.is_unsure |= is_unsure
             request.has_looked |= request.message.command.session_id == session_id
             self._ready.append(request)
 

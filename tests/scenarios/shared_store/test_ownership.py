@@ -37,7 +37,11 @@ def test_a_session_that_was_elsewhere_is_taken_back(
     assert first.ask(Continue(session_id="s", turn=2, after=0))["turn"] == 2
     second.ask(ask("Three", turn=3))
     store.fails = True
-    assert code(first.ask(ask("Four", turn=4))) == "store_unavailable"
+    assert code(first.ask(Continue(session_id="s", turn=4, after=0))) == "store_unavailable"
+    late, info = first.submit(ask("Four", turn=4)), first.submit(Info(session_id="s"))
+    first.run()
+    assert code(first.last(late)) == "store_unavailable"
+    assert "error" not in first.last(info)  # which waited with it
     store.fails = False
     assert first.ask(ask("Four", turn=4))["turn"] == 4
     assert code(first.ask(ask("Six", turn=6))) == "turn_gap"
