@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import ssl
+import termios
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -20,6 +22,7 @@ __all__ = ["Listener", "make_listener"]
 _MAX_HEADER_BYTES = 65_536  # of a request line and its headers
 _KEEP_ALIVE_S = 75
 _SHUTDOWN_S = 5
+_LINGER_S = 0.2  # until a client has acknowledged all that was sent
 
 
 class Listener(uvicorn.Server):
@@ -86,8 +89,14 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Disconnect an idle client. TLS would wait for it to close its side, and delay the server's stop."""
+        socket = self.transport.get_extra_info("socket")
         super().shutdown()
-        if self.transport.is_closing() and not self.transport.get_write_buffer_size():
+        if self.transport.is_closing():
+            self.loop.call_later(_LINGER_S, self._abandon, socket)
+
+    def _abandon(self, socket: Any) -> None:
+        # What the client has not acknowledged; without such bytes, none are left in the transport's buffers either.
+        if self in self.connections and not any(fcntl.ioctl(socket, termios.TIOCOUTQ, bytes(4))):
             self.transport.abort()
 
     def on_message_begin(self) -> None:

@@ -106,25 +106,40 @@ def test_a_stream_has_chunks_where_the_client_reads_them(request_head: bytes, bo
 
 
 @pytest.mark.skipif(not has_openssl(), reason=NO_OPENSSL)
-def test_an_idle_client_does_not_delay_a_stop(tmp_path: Path) -> None:
-    """Of TLS, which ends a connection on both sides: this client does nothing more."""
+@pytest.mark.parametrize("num_bytes", [1, 50_000])
+def test_an_idle_client_does_not_delay_a_stop(tmp_path: Path, num_bytes: int) -> None:
+    """Of TLS, which ends a connection on both sides: this client does nothing more. One that is slow gets all of its answer."""
     pem = str(self_signed(tmp_path / "a.pem"))
     trusted = ssl.create_default_context(cafile=pem)
 
-    def ask(port: int) -> ssl.SSLSocket:
-        plain = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        length = [(b"content-length", b"%d" % num_bytes)]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.body", "body": b"x" * num_bytes})
+
+    def ask(address: tuple[str, int]) -> ssl.SSLSocket:
+        plain = socket.socket()
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.settimeout(PATIENCE_S)
+        plain.connect(address)
         client = trusted.wrap_socket(plain, server_hostname="127.0.0.1")
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
         return client
 
+    def rest(client: ssl.SSLSocket) -> int:
+        return sum(map(len, iter(lambda: client.recv(1 << 16), b"")))
+
     async def run() -> None:
-        tls = Tls(certificate=pem, key=f"{pem}.key")
-        server = make_listener(length_of_body, SETTINGS, tls=tls)
+        server = make_listener(answer, SETTINGS, tls=Tls(certificate=pem, key=f"{pem}.key"))
         with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-            with await asyncio.to_thread(ask, listener.getsockname()[1]):
+            with await asyncio.to_thread(ask, listener.getsockname()) as client:
                 server.should_exit = True
-                await asyncio.wait_for(serving, 4.0)
+                await asyncio.wait([serving], timeout=4.0 if num_bytes == 1 else 1.0)
+                assert serving.done() == (num_bytes == 1)
+                assert await asyncio.to_thread(rest, client) == num_bytes
+            await serving
 
     asyncio.run(run())
