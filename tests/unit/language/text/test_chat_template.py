@@ -143,13 +143,13 @@ def test_a_template_that_fails_refuses() -> None:
 
 
 def test_a_result_has_the_name_of_the_function() -> None:
-    """Of the call with its id. A result without a call has none."""
+    """Of the call with its id. A result without a call, or an id, has none, and no other message has."""
     text = chat("{% for m in messages %}{{ m.name }}({{ m.content }}) {% endfor %}")
-    calls = ToolCall("1", "color", "{}"), ToolCall("2", "count", "{}")
-    results = [Said("tool", (f"r{id_}",), tool_call_id=id_) for id_ in ("2", "1", "3")]
+    calls = ToolCall("1", "color", "{}"), ToolCall("2", "count", "{}"), ToolCall("", "size", "{}")
+    results = [Said("tool", (f"r{id_}",), tool_call_id=id_) for id_ in ("2", "1", "3", "")]
     messages = [text.chat_message(said) for said in (Said("assistant", ("",), calls), *results)]
     extension = text.extend(Dialogue(text.begin(None, 0)), [], messages, [])
-    assert extension.rendered == "() count(r2) color(r1) (r3) "
+    assert extension.rendered == "() count(r2) color(r1) (r3) (r) "
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
