@@ -34,7 +34,7 @@ def name_results(messages: Iterable[dict[str, Any]]) -> None:
     """Give the result of each call the `name` of the function, which some templates write and no client has to send."""
     names: dict[str, str] = {}
     for message in messages:
-        calls = [call for call in message.get("tool_calls", ()) if call["id"]]  # some clients have ""
+        calls = [call for call in message.get("tool_calls", ()) if call["id"]]  # some are ""
         names |= {call["id"]: call["function"]["name"] for call in calls}
         name = names.get(message.get("tool_call_id", ""))
         if name is not None:
