@@ -68,7 +68,7 @@ class ChatMessage(CallFields, frozen=True, kw_only=True):
 
 
 def supported_message(fields: FieldFilter, message: dict[str, Any], place: str) -> dict[str, Any]:
-    if message.get("role") == "assistant" and message.get("content") is None:
+    if message.get("role") == "assistant" and message.get("content") in (None, ""):
         message = {**message, "content": message.get("refusal") or "", "refusal": None}
     wanted = fields.supported(message, ChatMessage.__struct_fields__, MESSAGE, place)
     if "content" in wanted:

@@ -263,9 +263,10 @@ def test_replies_of_other_models_are_taken() -> None:
     """A refusal is what the reply says, and what only describes a text is left out."""
     cited = {"content": "Yes.", "refusal": "", "audio": None, "annotations": [{"type": "x"}]}
     part = {"type": "refusal", "refusal": "No."}
-    replies: list[dict[str, Any]] = [{"refusal": "No."}, {"content": [part]}, cited, {}]
+    streamed = {"content": "", "refusal": "No."}  # as clients join the parts of a stream
+    replies: list[dict[str, Any]] = [{"refusal": "No."}, {"content": [part]}, streamed, cited, {}]
     asked = completion(messages=[{"role": "assistant", **reply} for reply in replies])
-    said = tuple(Said("assistant", (text,)) for text in ("No.", "No.", "Yes.", ""))
+    said = tuple(Said("assistant", (text,)) for text in ("No.", "No.", "No.", "Yes.", ""))
     assert asked.command.messages == said
 
 
