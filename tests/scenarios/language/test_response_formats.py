@@ -228,7 +228,7 @@ def test_a_schema_may_have_notes() -> None:
     harness.open("s")
     texts = {"type": "array", "items": {"type": "string", "format": "password"}, "maxItems": 2}
     unique = {**texts, "uniqueItems": True}
-    for schema in (texts, {**unique, "x-guidance": {"lenient": True}}):
+    for schema in (texts, {**unique, "x-guidance": {"lenient": True, "item_separator": ","}}):
         asked = JsonSchema(schema)
         answer = harness.prompt("s", "Hi", response_format=asked, max_new_tokens=NEW_TOKENS)
         assert isinstance(json.loads(answer["text"]), list)

@@ -57,7 +57,6 @@ _DEADLINE_S = 30.0
 _REMEMBERED = 32  # compiled grammars
 # Warnings that refuse no schema. In JSON schema a `format` that is not known is a note.
 _HARMLESS = ("Unknown format", "oneOf")
-_LENIENT = {"lenient": True}  # of a schema, by which a client asks for no more than a grammar has
 
 
 def load_vocabulary(model: Model) -> LLTokenizer | InvalidRequest:
@@ -168,10 +167,16 @@ def _matcher(vocabulary: LLTokenizer, asked: ResponseFormat | CallsOrForm) -> Ma
     matcher = Matcher(made, vocabulary.vocab_size)
     matcher.compute_mask()  # shows an error, and whether it takes too long
     lost = [one for one in made.get_grammar_warnings() if not one.startswith(_HARMLESS)]
-    if lost and isinstance(asked, JsonSchema) and asked.schema.get("x-guidance") != _LENIENT:
-        remedy = f'leave that to the model by "x-guidance": {json.dumps(_LENIENT)} in the schema'
+    if lost and isinstance(asked, JsonSchema) and not _is_lenient(asked.schema):
+        remedy = 'leave that to the model by "x-guidance": {"lenient": true} in the schema'
         raise InvalidRequest(f"{lost[0]}: {remedy}, or leave it out", field=FIELD)
     return matcher
+
+
+def _is_lenient(schema: dict[str, Any]) -> bool:
+    """Return True if a client asks for no more of a schema than a grammar has."""
+    options = schema.get("x-guidance")
+    return isinstance(options, dict) and options.get("lenient") is True
 
 
 def _grammar(asked: ResponseFormat | CallsOrForm) -> str:
