@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import re
 import signal
@@ -154,7 +155,8 @@ class TorchServe(LocalServer):
         settings = self._settings
         archive = settings.archive.resolve()
         given = read_properties(settings.config)
-        files = (f"{name}={Path(given[name]).resolve()}\n" for name in _FILES if given.get(name))
+        folder = json.dumps(str(Path.cwd()))[1:-1]  # Java reads Latin-1, with escapes as in JSON
+        files = (f"{name}={Path(folder, given[name])}\n" for name in _FILES if given.get(name))
         lines = f"{''.join(files)}{self.ports.as_properties()}"
         # The base file may lack a final newline; later settings win.
         properties.write_text(f"{settings.config.read_text()}\n{lines}")

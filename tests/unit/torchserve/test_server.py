@@ -153,10 +153,11 @@ def test_relative_paths_of_the_settings_mean_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of the command, as with TorchServe's own, not the folder in which TorchServe runs."""
-    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "jörg").mkdir()
+    monkeypatch.chdir(folder)
     (tmp_path / "config.properties").write_text("keystore=\nmetrics_config=metrics.yaml")
     server = _server(tmp_path, f"{_VERSION}\ngrep = config.properties; exit 3")
-    with pytest.raises(ServerFailed, match=f"metrics_config={tmp_path}/metrics.yaml\ninference"):
+    with pytest.raises(ServerFailed, match=rf"={tmp_path}/j\\u00f6rg/metrics.yaml\ninference"):
         server.start()
 
 
