@@ -53,7 +53,7 @@ class Files:
     def _add(self, names: Iterable[str], waiting: list[str], kind: _Kind) -> None:
         for name in names:
             if kind.most == 0:
-                hears = "; it takes clips, of names in .wav or .flac" if self._clip.most else ""
+                hears = "; it takes clips, as .wav or .flac" if self._clip.most else ""
                 raise FileRefused(f"this model takes no {kind.nouns}{hears}")
             if len(waiting) == kind.most:
                 raise FileRefused(f"the server takes {kind.most} {kind.nouns} with a prompt")
