@@ -108,7 +108,7 @@ class ResponsesApi:
         return _known(recall, StreamResponder(None, missing, starting_after=after))
 
     def _create(self, body: RequestBody, *, counts: bool = False) -> Translation:
-        """Translate a request for a response. One that `counts` is computed as far as its first token, and leaves nothing."""
+        """Translate a request for a response. One that `counts` is computed as far as its first token, and not stored."""
         document, model = self._served.taken_from(body.document)
         if counts:
             document |= {"stream": False, "store": False, "max_output_tokens": 1}
