@@ -57,15 +57,15 @@ class Address(NamedTuple):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     def http_client(self, ca_file: str | Path | None, **options: Any) -> httpx.Client:
-        """Return a client with the certificates, unless `verify` is among the options, and proxies for this address.
+        """Return a client with the certificates and proxies for this address, where no option replaces them.
 
         Raises:
             ValueError: a file holds no certificates, or a variable names no proxy that can be used.
             ClientError: it names a SOCKS proxy, and socksio is not installed.
         """
-        options = {"verify": self.tls_context(ca_file), **options}
+        options = {"verify": self.tls_context(ca_file), "trust_env": self.through_proxy, **options}
         try:
-            return httpx.Client(trust_env=self.through_proxy, **options)
+            return httpx.Client(**options)
         except httpx.InvalidURL as error:
             names = "http_proxy, https_proxy, all_proxy or no_proxy"
             raise ValueError(f"{names} cannot be used: {error}") from None

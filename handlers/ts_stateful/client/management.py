@@ -80,7 +80,7 @@ class _Models(Struct, frozen=True):
 class Management:
     """The management API at a URL; `token` is the management key of TorchServe's token authorization, which may change.
 
-    The certificate of a process that this one `started` is trusted, as it may be for a name that others use.
+    The certificate of a process that this one `started` is trusted, as it may be for a name that others use; no proxy is asked.
     Every method raises `ServerUnreachable`, `DeadlineExceeded`, `ServerRefused` or `ProtocolError`.
     """
 
@@ -102,7 +102,7 @@ class Management:
             ca_file,
             base_url=f"{address.scheme}://{address.authority}{address.path}",
             auth=self._authorized,
-            **({"verify": False} if started else {}),
+            **({"verify": False, "trust_env": False} if started else {}),
         )
 
     def models(self) -> list[str]:
