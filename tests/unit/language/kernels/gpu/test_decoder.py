@@ -35,6 +35,8 @@ FAMILIES = (
     "exaone4",
 )
 
+_FEW = (3, 1), (2, 1)
+
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +47,9 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         return {**found, "OUTPUTS": 2048, "INPUTS": 32}
 
     monkeypatch.setattr(decoder, "_tiles", tiles)
-    monkeypatch.setattr(fused_rows, "_COUNTS", ((3, 1), (2, 1)))
+    monkeypatch.setattr(fused_rows, "_COUNTS", _FEW)
+    # The kernels of attention have tests of their own.
+    monkeypatch.setattr("ts_stateful.language.network.forward._KERNEL_COUNTS", _FEW)
 
 
 def made(name: str) -> Model:
