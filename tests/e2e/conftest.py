@@ -159,7 +159,8 @@ def pytest_runtest_teardown(
 ) -> Generator[None, None, None]:
     """A shared server stops when the tests of its group are done: an idle TorchServe takes a tenth of a processor.
 
-    Only where a process runs groups one after the other (`--dist loadgroup`).
+    Only where a process runs groups one after the other (`--dist loadgroup`). So a test has to be in the group of its servers:
+    by a fixture, by a parameter that is a profile, or by a mark.
     """
     yield
     if not item.config.getoption("loadgroup", False):
@@ -177,6 +178,7 @@ def _named_group(item: pytest.Item | None) -> Sequence[str]:
 def _group(item: pytest.Item) -> str:
     """The shared server that a test uses, by its fixtures or by the profile it is run for, or else its file."""
     fixtures: list[str] = getattr(item, "fixturenames", [])
+    assert sum(name in fixtures for name in _SHARED) <= 1, f"split {item.nodeid}: one server each"
     callspec = getattr(item, "callspec", None)
     params = callspec.params.values() if callspec else ()
     named = {f"{getattr(value, 'value', value)}_server" for value in params}

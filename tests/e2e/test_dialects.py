@@ -16,6 +16,7 @@ from ts_stateful.serving.server import LocalServer
 
 END_HEADER = "ts_request_sequence_end"
 SCENE_URL = f"data:image/png;base64,{base64.b64encode(SCENE.read_bytes()).decode()}"
+_STREAM = {"inputs": "Is there a circle?", "stream": True}
 
 
 class Runtime:
@@ -165,25 +166,27 @@ def test_a_client_of_the_sample_with_llava(runtime: Runtime) -> None:
     assert send(close, session_id) == {"success": True}
 
 
-def test_over_grpc_the_bodies_are_the_same(
-    continuous_server: LocalServer,
-    sequence_server: LocalServer,
-    async_server: LocalServer,
-    speak: Callable[[LocalServer], Speaker],
+def test_over_grpc_a_stream_has_the_same_body(
+    async_server: LocalServer, speak: Callable[[LocalServer], Speaker]
 ) -> None:
-    """Pushed where the profile pushes; where replies are pulled, sessions come and go but prompts are refused."""
-    question = {"inputs": "Is there a circle?", "stream": True}
-    pushing, pulling = speak(async_server), speak(continuous_server)
+    """Where the profile pushes."""
+    pushing = speak(async_server)
     with pushing.stub() as stub:
-        message = pushing.message(question, rpc=b"StreamPredictions")
+        message = pushing.message(_STREAM, rpc=b"StreamPredictions")
         pieces = [r.prediction for r in stub.StreamPredictions(message, timeout=DEADLINE_S)]
         assert json.loads(b"".join(pieces).splitlines()[-1])["generated_text"]
+
+
+def test_over_grpc_the_stream_of_a_sequence_has_the_same_body(
+    sequence_server: LocalServer, speak: Callable[[LocalServer], Speaker]
+) -> None:
+    """It takes the opening and the prompt."""
     over = threading.Event()
     sequence = speak(sequence_server)
     with sequence.stub() as stub:
-        message = sequence.message(question, session=f"dialect-{uuid.uuid4().hex}")
+        message = sequence.message(_STREAM, session=f"dialect-{uuid.uuid4().hex}")
         message.input["data"] = json.dumps({"requestType": "NEW_SESSION"}).encode()
-        again = sequence.message(question, session=message.sequence_id)
+        again = sequence.message(_STREAM, session=message.sequence_id)
 
         def requests() -> Iterator[Any]:
             yield message
@@ -196,12 +199,19 @@ def test_over_grpc_the_bodies_are_the_same(
             if b"generated_text" in body:
                 over.set()
         assert json.loads(body.splitlines()[-1])["generated_text"]
+
+
+def test_over_grpc_prompts_are_refused_where_replies_are_pulled(
+    continuous_server: LocalServer, speak: Callable[[LocalServer], Speaker]
+) -> None:
+    """Sessions come and go."""
+    pulling = speak(continuous_server)
     with pulling.stub() as stub:
         opened = stub.Predictions(
             pulling.message({"requestType": "NEW_SESSION"}), timeout=DEADLINE_S
         )
         assert "result" in json.loads(opened.prediction)
-        refused = stub.Predictions(pulling.message(question), timeout=DEADLINE_S)
+        refused = stub.Predictions(pulling.message(_STREAM), timeout=DEADLINE_S)
         assert json.loads(refused.prediction)["code"] == 400
 
 

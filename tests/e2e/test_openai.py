@@ -218,10 +218,17 @@ def test_log_probabilities(server: LocalServer) -> None:
         assert [(one.token, one.bytes) for one in pieces] == [(o.token, o.bytes) for o in scores]
 
 
-@pytest.mark.parametrize("where", ["root", "azure_endpoint", "azure_deployment", "torchserve"])
-def test_azures_client(where: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("profile", "where"),
+    [
+        ("asgi", "root"),
+        ("asgi", "azure_endpoint"),
+        ("asgi", "azure_deployment"),
+        ("continuous", "torchserve"),
+    ],
+)
+def test_azures_client(profile: str, where: str, request: pytest.FixtureRequest) -> None:
     """It names the model in the path, which counts; at the root, and after a model's own path."""
-    profile = "continuous" if where == "torchserve" else "asgi"
     url = request.getfixturevalue(f"{profile}_server").http_url
     bases: dict[str, dict[str, str]] = {
         "root": {"base_url": f"{url}/v1"},

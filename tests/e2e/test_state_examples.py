@@ -90,10 +90,8 @@ def test_the_client_speaks_the_other_calls(state_models: StateModels, tmp_path: 
         assert sum_of(json.loads(done.stdout)) == 2
 
 
-def test_the_client_registers_models(
-    state_models: StateModels, continuous_server: LocalServer
-) -> None:
-    """By the name of an archive in the model store; where TorchServe refuses it says how that is changed."""
+def test_the_client_registers_models(state_models: StateModels) -> None:
+    """By the name of an archive in the model store."""
     state_models.pack("lstm-registered")
     done = client(state_models, "register", "again", "lstm-registered.mar")
     assert done.returncode == 0, done.stderr
@@ -102,6 +100,10 @@ def test_the_client_registers_models(
     assert done.returncode == 0, done.stderr
     missing = client(state_models, "register", "nothing")
     assert "nothing.mar" in failure(missing)
+
+
+def test_the_client_says_how_models_may_be_registered(continuous_server: LocalServer) -> None:
+    """TorchServe refuses it unless it is configured to take models."""
     ports = continuous_server.ports
     refused = run(
         *[sys.executable, str(CLIENT), "--management-port", str(ports.grpc_management)],
