@@ -235,7 +235,7 @@ class SessionEngine(Generic[StateT]):
         return None
 
     def _looked(self, session: Session[StateT], blocked: Iterable[str], outcome: Any) -> None:
-        # Without an answer of the store it is taken to be as it was, if no turn is missing.
+        # Without an answer of the store it is taken to be as it was, but a turn that is missing is no gap.
         if outcome is True and not session.busy:
             self.table.forget(session)
         for session_id in blocked:

@@ -68,10 +68,10 @@ def _alike(
     """Return the turns, of those that opened their sessions, which have the same states, and for how many ids."""
     context, tenant = sequence.context, sequence.session.tenant
     start, most, found = context.kv.length, sequence.num_prompt - 1, dict[Sequence, int]()
-    part = sequence.ids[start : start + MIN_TOKENS]
+    first = sequence.ids[start : start + MIN_TOKENS]
     for other in running if most >= start + MIN_TOKENS else ():
         held = other.context
-        if other.ids[start : start + MIN_TOKENS] != part or not other.creates_session:
+        if other.ids[start : start + MIN_TOKENS] != first or not other.creates_session:
             continue  # comparing all ids takes longer
         if (other.session.tenant, held.adapter) != (tenant, context.adapter):
             continue
