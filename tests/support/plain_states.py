@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["Picture", "State", "table"]
+__all__ = ["OneOwner", "Picture", "State", "table"]
 
 
 @dataclass(eq=False)
@@ -51,6 +52,22 @@ class State:
         self.residency = Residency.RECORD
 
 
+class OneOwner:
+    """All sessions belong together, without a limit of their own."""
+
+    def owner_of(self, session_id: str) -> str | None:
+        """See `Owners`."""
+        return None
+
+    def max_sessions(self, owner: str | None) -> int | None:
+        """See `Owners`."""
+        return None
+
+    def max_parked(self, owner: str | None) -> int:
+        """See `Owners`."""
+        return sys.maxsize
+
+
 def table(
     clock: FakeClock | None = None,
     shared: SharedCache[Picture] | None = None,
@@ -61,7 +78,7 @@ def table(
     return SessionTable(
         made,
         SharedCache(0) if shared is None else shared,
+        owners or OneOwner(),
         clock or FakeClock(),
         lambda state: state.cost,
-        owners,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic
 
 from ts_stateful.config.schema import Config
@@ -10,7 +11,6 @@ from ts_stateful.engine.outbox import Outbox
 from ts_stateful.engine.quotas import Quotas
 from ts_stateful.engine.services import Services
 from ts_stateful.engine.waiting import WaitingRequests
-from ts_stateful.sessions.eviction import EvictionCost
 from ts_stateful.sessions.places import Limits
 from ts_stateful.sessions.session import StateT
 from ts_stateful.sessions.shared import SharedCache
@@ -28,7 +28,7 @@ class EngineCore(Generic[StateT]):
         limits: Limits,
         services: Services,
         shared: SharedCache[Any] | None = None,
-        cost: EvictionCost[StateT] | None = None,
+        cost: Callable[[StateT], float] | None = None,
     ) -> None:
         self.config = config
         self.clock = services.clock
@@ -37,7 +37,7 @@ class EngineCore(Generic[StateT]):
         self.shared = shared if shared is not None else SharedCache[Any](0)
         self.quotas = Quotas(config, limits.max_sessions, self.clock)
         self.table: SessionTable[StateT] = SessionTable(
-            limits, self.shared, self.clock, cost, self.quotas
+            limits, self.shared, self.quotas, self.clock, cost
         )
         self.outbox = Outbox(services.events, self.clock)
         self.waiting = WaitingRequests()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, Protocol
 
@@ -17,7 +16,6 @@ __all__ = [
     "Leaving",
     "Limits",
     "NoParking",
-    "OneOwner",
     "Owners",
     "Parking",
     "Places",
@@ -57,22 +55,6 @@ class Owners(Protocol):
     def max_parked(self, owner: str | None) -> int:
         """Return the limit of an owner's parked sessions."""
         ...
-
-
-class OneOwner:
-    """All sessions belong together, without a limit of their own."""
-
-    def owner_of(self, session_id: str) -> str | None:
-        """See `Owners`."""
-        return None
-
-    def max_sessions(self, owner: str | None) -> int | None:
-        """See `Owners`."""
-        return None
-
-    def max_parked(self, owner: str | None) -> int:
-        """See `Owners`."""
-        return sys.maxsize
 
 
 class Parking(Protocol[StateT]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic
 
 from lru import LRU
@@ -10,8 +10,7 @@ from lru import LRU
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExists, SessionExpired
 from ts_stateful.sessions.ended import EndedSessions
-from ts_stateful.sessions.eviction import EvictionCost, by_cost
-from ts_stateful.sessions.places import Limits, OneOwner, Owners, Places
+from ts_stateful.sessions.places import Limits, Owners, Places
 from ts_stateful.sessions.reserve import NoReserve, Reserve
 from ts_stateful.sessions.session import Residency, Session, StateT
 from ts_stateful.sessions.shared import SharedCache
@@ -21,19 +20,19 @@ __all__ = ["SessionTable"]
 
 
 class SessionTable(Generic[StateT]):
-    """The open sessions of one engine; `shared` is what they have in common.
+    """The open sessions of one engine; `shared` is what they have in common, `places` has the rules for another one.
 
-    Without a `cost`, every byte costs the same. `places` has the rules for another session. What is in `reserve` leaves the
-    device before anything of a session does.
+    `cost` returns the cost of having dropped tensors again, for each byte in any unit; without it every byte costs the same.
+    What is in `reserve` leaves the device before anything of a session does.
     """
 
     def __init__(
         self,
         limits: Limits,
         shared: SharedCache[Any],
+        owners: Owners,
         clock: Clock = SYSTEM_CLOCK,
-        cost: EvictionCost[StateT] | None = None,
-        owners: Owners | None = None,
+        cost: Callable[[StateT], float] | None = None,
     ) -> None:
         self.counts = TableCounts()
         self._cost = cost
@@ -42,7 +41,7 @@ class SessionTable(Generic[StateT]):
         self._shared = shared
         self._clock = clock
         self.reserve: Reserve = NoReserve()
-        self.places: Places[StateT] = Places(limits.max_sessions, owners or OneOwner(), clock)
+        self.places: Places[StateT] = Places(limits.max_sessions, owners, clock)
         self.tally = self.places.tally
         self._sessions: LRU[str, Session[StateT]] = LRU(self.places.most)
         self._ended = EndedSessions(clock)
@@ -165,19 +164,15 @@ class SessionTable(Generic[StateT]):
         Another session that has this id by now stays.
         """
         if self._sessions.get(session.session_id) is session:
-            session.state.release()
             self._remove(session)
 
-    def expire(self) -> list[Session[StateT]]:
-        """End every session whose time is up and that is not busy; return them."""
+    def expire(self) -> None:
+        """End every session whose time is up and that is not busy."""
         now = self._clock.monotonic()
-        if not self.tally.may_expire(now):
-            return []
-        due = [session for session in self if not session.busy and now >= session.deadline]
-        for session in due:
-            self._end(session, SessionExpired)
-        self.tally.looked(self, now)
-        return due
+        if self.tally.may_expire(now):
+            for session in [one for one in self if not one.busy and now >= one.deadline]:
+                self._end(session, SessionExpired)
+            self.tally.looked(self, now)
 
     def take_expired(self) -> list[Session[StateT]]:
         """Return the sessions that expired since the last call."""
@@ -256,8 +251,12 @@ class SessionTable(Generic[StateT]):
         return [s for s in reversed(list(self)) if s.state.residency is tier and not s.busy]
 
     def _dropping(self, tier: Residency) -> list[Session[StateT]]:
-        """Return the idle sessions of a tier, in the order in which they are dropped from it."""
-        return by_cost(self._idle(tier), self._clock.monotonic(), self._cost)
+        """Return idle sessions of a tier as they are dropped: one that costs twice as much may be idle for twice as long."""
+        idle, now, cost = self._idle(tier), self._clock.monotonic(), self._cost
+        if cost is None:
+            return idle
+        # Sorting is stable: equal ones stay in the order of their use.
+        return sorted(idle, key=lambda session: (session.last_used - now) / cost(session.state))
 
     def _host_room_for(self, num_bytes: int) -> bool:
         if num_bytes > self.limits.host_bytes:
@@ -274,7 +273,6 @@ class SessionTable(Generic[StateT]):
 
     def _end(self, session: Session[StateT], error: type[SessionError]) -> None:
         self._shared.keep(session.state.shared)
-        session.state.release()
         self._remove(session)
         self._ended.add(session.session_id, error, session.origin)
         if error is SessionExpired:
@@ -284,6 +282,7 @@ class SessionTable(Generic[StateT]):
             self.counts.closed += 1
 
     def _remove(self, session: Session[StateT]) -> None:
+        session.state.release()
         del self._sessions[session.session_id]
         self.tally.remove(session)
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.plain_states import OneOwner
 from tests.support.plans import GIB, LLAMA_8B, LLAVA_7B
 from ts_stateful.config.sizes import StatesSize, TransformerSize, parse_bytes, read_transformer
 from ts_stateful.plan.asked import Asked, PlanRefused
@@ -91,7 +92,7 @@ def _filled(share: int, one: Weight, budget: Budget) -> list[Residency]:
     """Use all sessions of an engine in turn, and return the places of their states."""
     limits = Limits(share, 60.0, 600.0, device_bytes=budget.device, host_bytes=budget.host)
     shared: SharedCache[_Image] = SharedCache(0)
-    table: SessionTable[_State] = SessionTable(limits, shared)
+    table: SessionTable[_State] = SessionTable(limits, shared, OneOwner())
     images = [
         shared.get(str(number), lambda number=number: _Image(str(number), one.kept))  # type: ignore[misc]
         for number in range(share if one.kept else 0)
