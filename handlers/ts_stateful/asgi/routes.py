@@ -94,6 +94,7 @@ class _Correlated:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         known = scope["correlation"] = Correlation.of(Headers(raw=scope.get("headers", [])).items())
         pairs = known.pairs() if self._names_requests else known.pairs()[1:]
+        pairs.append((b"cache-control", b"no-store"))  # a GET can open a session
         has_begun = False
 
         async def send_named(message: Message) -> None:

@@ -25,6 +25,8 @@ __all__ = ["IGNORED", "ClientKind", "PendingResponse", "Response"]
 IGNORED: Final = "x-ts-stateful-ignored"
 """The header with the names of a request's fields that had no effect."""
 
+_UNBUFFERED = {"X-Accel-Buffering": "no"}  # nginx would keep 4 KB of a stream back
+
 _RETRYABLE = (429, 503)
 
 
@@ -195,9 +197,9 @@ class PendingResponse:
 
     def _first(self, event: Event | None, body: bytes) -> Response:
         headers = {} if event is None else self._headers(event)
-        return Response(
-            body, True, 200, self.responder.stream_type if self.streams else JSON, headers
-        )
+        if self.streams:
+            return Response(body, True, 200, self.responder.stream_type, headers | _UNBUFFERED)
+        return Response(body, True, 200, JSON, headers)
 
     def _headers(self, event: Event) -> dict[str, str]:
         headers = self._names.of_answer(event) if self.names_session else {}

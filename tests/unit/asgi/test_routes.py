@@ -83,7 +83,7 @@ def test_a_server_without_conversations_does_not_name_openais_path() -> None:
     ],
 )
 def test_every_answer_has_the_names_of_its_request(method: str, path: str, status: int) -> None:
-    """Once, whatever has answered."""
+    """Once, whatever has answered. No cache may keep it: a GET can open a session."""
     known = {"x-request-id": "mine", "traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
     body = b'{"prompt": "hi"}'
     answer = client_of(FakeFront()).request(method, path, headers=known, content=body)
@@ -91,6 +91,7 @@ def test_every_answer_has_the_names_of_its_request(method: str, path: str, statu
     assert {name: answer.headers.get_list(name) for name in known} == {
         name: [value] for name, value in known.items()
     }
+    assert answer.headers["cache-control"] == "no-store"
 
 
 def test_a_defect_is_an_error_of_the_protocol(

@@ -10,6 +10,7 @@ from ts_stateful.frontend.pending_response import ClientKind, PendingResponse, R
 from ts_stateful.protocol.events import Event
 
 _JSON, _SSE = "application/json", "text/event-stream"
+_UNBUFFERED = {"X-Accel-Buffering": "no"}  # else nginx keeps a stream back
 
 
 def pending(kind: ClientKind = ClientKind.HTTP, *, streams: bool = False) -> PendingResponse:
@@ -72,7 +73,7 @@ def test_a_stream_over_http_is_server_sent_events() -> None:
     """Headers with the acceptance, what has come since in one response, the last event at the end."""
     it = pending(streams=True)
     it.add([accepted("r", session_id="s")])
-    assert it.next() == Response(b"", True, 200, _SSE, {ID: "s"})
+    assert it.next() == Response(b"", True, 200, _SSE, {ID: "s"} | _UNBUFFERED)
     it.add([part("r", "a"), part("r", "b")])
     assert it.next() == Response(b'data: {"text": "a"}\n\ndata: {"text": "b"}\n\n', True)
     assert it.next() is None
@@ -194,7 +195,7 @@ def test_everything_is_written_by_the_responder() -> None:
     assert (response.status, response.headers) == (418, {"Retry-After": "1"})
     stream = loud(streams=True)
     stream.add([accepted("r"), part("r", "a")])
-    assert stream.next() == Response(b'{"TEXT": "A"}!', True, 200, "text/loud", {})
+    assert stream.next() == Response(b'{"TEXT": "A"}!', True, 200, "text/loud", _UNBUFFERED)
     stream.add([refused("r", 503)])
     response = stream.next()
     assert response is not None
@@ -215,4 +216,4 @@ def test_a_session_that_ends_with_the_answer_is_in_no_header() -> None:
         it.add([accepted("r", session_id="s", opened_until=UNTIL)])
         first = it.next(hold=True)
         assert first is not None
-        assert first.headers == {}
+        assert first.headers == (_UNBUFFERED if streams else {})

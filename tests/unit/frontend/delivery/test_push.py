@@ -116,7 +116,11 @@ def test_a_stream_over_http_begins_with_the_acceptance() -> None:
         b'data: {"text": "a"}\n\n',
         b'data: {"text": ""}\n\n',
     ]
-    assert job.response_headers == {"content-type": "text/event-stream", ID: f"s; {EXPIRES}"}
+    assert job.response_headers == {
+        "content-type": "text/event-stream",
+        ID: f"s; {EXPIRES}",
+        "X-Accel-Buffering": "no",
+    }
 
 
 def test_a_row_ends_before_the_others() -> None:
