@@ -55,11 +55,6 @@ class SessionEngine(Generic[StateT]):
         self._clock = core.clock
         self._expire_at = core.clock.monotonic()
 
-    @property
-    def num_parameters(self) -> int:
-        """The model's weights."""
-        return self.kind.num_parameters
-
     def submit(self, message: Submit) -> None:
         """Take a request; it gets exactly one terminal event, now or later."""
         if self._waiting.has_ready or self._backlog:  # those that came before it

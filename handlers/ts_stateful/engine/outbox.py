@@ -6,9 +6,11 @@ from typing import Any
 
 from ts_stateful.clock import Clock
 from ts_stateful.engine.services import EventSink
-from ts_stateful.protocol.answers import encode
+from ts_stateful.protocol.answers import Closed, encode
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind
+from ts_stateful.protocol.requests import Close
+from ts_stateful.store.ordered_calls import not_erased
 
 __all__ = ["Outbox"]
 
@@ -27,6 +29,14 @@ class Outbox:
     def answer(self, request_id: str, document: Any, **fields: Any) -> None:
         """Emit the terminal answer of a request; `fields` are those of `Event`."""
         self.events.emit(Event(request_id, EventKind.LAST, encode(document), **fields))
+
+    def closed(self, request_id: str, command: Close, outcome: Any = None) -> None:
+        """Answer a `close`; `outcome` is that of the removal from the store, whose error matters to one that erases."""
+        session_id = command.session_id
+        if command.erase and isinstance(outcome, Exception):
+            self.refuse(request_id, not_erased(), session_id)
+        else:
+            self.answer(request_id, Closed(session_id or ""), session_id=session_id, closed=True)
 
     def adopted(self, request_id: str, session_id: str) -> None:
         """Report that a request brought its session from the store."""

@@ -6,11 +6,10 @@ Owns the rules of step numbers and queues, and how sequences are opened, forked 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.waiting import PendingRequest
-from ts_stateful.protocol.answers import Closed, Forked, Opened, Usage, encode
+from ts_stateful.protocol.answers import Forked, Opened, Usage, encode
 from ts_stateful.protocol.errors import (
     InvalidRequest,
     QueueFull,
@@ -30,7 +29,6 @@ from ts_stateful.recurrent.sequence import SequenceState
 from ts_stateful.recurrent.step import PendingStep, identity
 from ts_stateful.recurrent.step_records import Answered
 from ts_stateful.sessions.session import Session
-from ts_stateful.store.ordered_calls import not_erased
 
 __all__ = ["RecurrentRequests"]
 
@@ -179,13 +177,7 @@ class RecurrentRequests:
 
     def _close(self, message: Submit, command: Close) -> None:
         session_id = command.session_id
-
-        def answer(outcome: Any) -> None:
-            if command.erase and isinstance(outcome, Exception):
-                self._outbox.refuse(message.request_id, not_erased(), session_id)
-            else:
-                self._closed(message.request_id, session_id)
-
+        answer = partial(self._outbox.closed, message.request_id, command)
         if command.erase and session_id is not None and session_id not in self._table:
             self._persistence.erase(session_id, answer)
             return
@@ -194,15 +186,11 @@ class RecurrentRequests:
         except SessionNotFound:
             if not message.is_retry:  # else the engine that died closed it
                 raise
-            self._closed(message.request_id, session_id)
+            self._outbox.closed(message.request_id, command)
             return
         self._steps.refuse_all(session, SessionClosed("the session was closed"))
         self._table.close(session)
         self._persistence.ended(session, "closed", answer)
-
-    def _closed(self, request_id: str, session_id: str | None) -> None:
-        answer = Closed(session_id or "")
-        self._outbox.answer(request_id, answer, session_id=session_id, closed=True)
 
 
 def _attach(job: PendingStep, request_id: str, client_id: str | None) -> None:

@@ -8,7 +8,6 @@ from ts_stateful.language.conversation.turn import Sequence, Subscriber
 from ts_stateful.language.text.marked_chat import unmarked
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.preparation import check_number
-from ts_stateful.protocol.answers import Closed
 from ts_stateful.protocol.errors import SessionClosed, TurnGap
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Close, Prompt
@@ -55,14 +54,13 @@ class Idempotency:
 
     def closed_before(self, request: PendingRequest) -> bool:
         """Answer a `close` whose session the store knows as closed."""
-        message, name = request.message, request.message.command.session_id
-        is_close = isinstance(message.command, Close) and not message.command.erase
-        if not (message.is_retry and is_close and name is not None):
+        message, command = request.message, request.message.command
+        if not (message.is_retry and isinstance(command, Close)) or command.erase:
             return False
-        missing = request.missing.get(name)
+        missing = request.missing.get(command.session_id or "")
         closed = missing is not None and isinstance(missing.error, SessionClosed)
         if closed:
-            self._outbox.answer(message.request_id, Closed(name), session_id=name, closed=True)
+            self._outbox.closed(message.request_id, command)
         return closed
 
     def reattach(self, session: Session[Context], turn: int, message: Submit) -> bool:

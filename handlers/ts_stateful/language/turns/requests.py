@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from typing import Any
+from functools import partial
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.reports import server_hello
@@ -20,7 +20,7 @@ from ts_stateful.language.turns.idempotency import Idempotency, prompts_of
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.preparation import check_command
 from ts_stateful.language.turns.responses import ResponseTurns
-from ts_stateful.protocol.answers import Cancelled, Closed
+from ts_stateful.protocol.answers import Cancelled
 from ts_stateful.protocol.chat import Discard, Recall, Respond
 from ts_stateful.protocol.errors import InvalidRequest, QueueFull, SessionNotFound, TurnGap
 from ts_stateful.protocol.events import Submit
@@ -38,7 +38,6 @@ from ts_stateful.protocol.requests import (
     Upload,
 )
 from ts_stateful.sessions.session import Session
-from ts_stateful.store.ordered_calls import not_erased
 
 __all__ = ["LanguageRequests"]
 
@@ -246,16 +245,7 @@ class LanguageRequests:
             self._outbox.answer(request_id, answer, session_id=session.session_id)
 
     def _close(self, message: Submit, command: Close) -> None:
-        name = command.session_id
-
-        def answer(outcome: Any) -> None:
-            if command.erase and isinstance(outcome, Exception):
-                self._outbox.refuse(message.request_id, not_erased(), name)
-            else:
-                self._outbox.answer(
-                    message.request_id, Closed(name or ""), session_id=name, closed=True
-                )
-
+        name, answer = command.session_id, partial(self._outbox.closed, message.request_id, command)
         if name is not None and command.erase and name not in self._table:
             self._persistence.erase(name, answer)
             return

@@ -82,8 +82,9 @@ class EngineProcess:
         frontend = psutil.Process(spec.frontend_pid)
         self.lifespan = Lifespan(config.engine, frontend, spec.model_dir)
         self._engine = self._load(config)
-        set_threads(config.engine.threads, self._engine.num_parameters, 1 + len(spec.followers))
-        self._engine.kind.tune()
+        kind = self._engine.kind
+        set_threads(config.engine.threads, kind.num_parameters, 1 + len(spec.followers))
+        kind.tune()
         self.lifespan.detached()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> SessionEngine[Any]:
