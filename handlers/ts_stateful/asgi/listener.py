@@ -20,7 +20,7 @@ from ts_stateful.asgi.settings import FrontSettings, Tls
 __all__ = ["Listener", "make_listener"]
 
 _MAX_HEADER_BYTES = 65_536  # of a request line and its headers
-_KEEP_ALIVE_S = 75
+_KEEP_ALIVE_S = 620  # the idle connections of proxies end before, after up to 10 minutes
 _SHUTDOWN_S = 5
 _LINGER_S = 0.2  # until a client has acknowledged all that was sent
 

@@ -80,6 +80,11 @@ def test_headers_that_come_at_once_are_bounded(num_fillers: int, status: bytes) 
     assert answer.startswith(b"HTTP/1.1 " + status) or (status == b"400" and answer == b"")
 
 
+def test_proxies_close_idle_connections_first() -> None:
+    """They keep them for up to 10 minutes. What one sent at the moment of the server's own close would be lost: a 502."""
+    assert make_listener(stream, SETTINGS).config.timeout_keep_alive > 600
+
+
 def test_a_long_body_in_small_parts_is_none_of_it() -> None:
     """Marks between the parts may be more than headers may be."""
     part = b"1;a=b\r\na\r\n" * 1000
