@@ -74,7 +74,7 @@ class Shaper:
         shapes = zip(*[row.shapes for row in rows], strict=True)
         sent = zip(inputs, shapes, strict=True)
         return [
-            self._told(tensor, rows, num_rows)
+            self._derived(tensor, rows, num_rows)
             if tensor.is_derived
             else self._stacked(tensor, *next(sent), num_rows)
             for tensor in self._settings.inputs
@@ -163,7 +163,7 @@ class Shaper:
             made = made.movedim(0, tensor.rows_dim)
         return made.to(self._device)
 
-    def _told(self, tensor: Input, rows: Sequence[InputRow], num_rows: int) -> Tensor:
+    def _derived(self, tensor: Input, rows: Sequence[InputRow], num_rows: int) -> Tensor:
         dtype = torch_dtype(tensor.datatype)
         if tensor.control is not None:
             flags = [_FLAGS[tensor.control](row) for row in rows]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -111,10 +111,10 @@ class RecurrentOperators:
         self._registered = torch.library.Library("aten", "IMPL")
         operators = torch.ops.aten
         for operator, function in (
-            (operators.lstm.input, self._lstm),
-            (operators.gru.input, self._gru),
-            (operators.lstm_cell.default, self._lstm_cell),
-            (operators.gru_cell.default, self._gru_cell),
+            (operators.lstm.input, partial(self._layers, "lstm")),
+            (operators.gru.input, partial(self._layers, "gru")),
+            (operators.lstm_cell.default, partial(self._cell, "lstm")),
+            (operators.gru_cell.default, partial(self._cell, "gru")),
         ):
             self._registered.impl(operator, _or_torch(function, operator), "CPU")
             self._registered.impl(operator, torch.library.fallthrough_kernel, "AutogradCPU")
@@ -124,31 +124,20 @@ class RecurrentOperators:
         """Compute the layers of a module, whose parameters must stay as they are."""
         self._weights |= {id(weight): weight for weight in module.parameters()}
 
-    def _lstm(
-        self, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], *facts: Any
-    ) -> tuple[Tensor, ...] | None:
-        return self._layers("lstm", input, hx, params, *facts)
-
-    def _gru(
-        self, input: Tensor, hx: Tensor, params: Sequence[Tensor], *facts: Any
-    ) -> tuple[Tensor, ...] | None:
-        return self._layers("gru", input, [hx], params, *facts)
-
-    def _lstm_cell(
-        self, input: Tensor, hx: Sequence[Tensor], *params: Tensor | None
-    ) -> tuple[Tensor, ...] | None:
-        made = self._step("lstm", input, [each[None] for each in hx], [params])
-        return None if made is None else tuple(each[0] for each in made)
-
-    def _gru_cell(self, input: Tensor, hx: Tensor, *params: Tensor | None) -> Tensor | None:
-        made = self._step("gru", input, [hx[None]], [params])
-        return None if made is None else made[0][0]
+    def _cell(
+        self, kind: str, input: Tensor, hx: Tensor | Sequence[Tensor], *params: Tensor | None
+    ) -> Tensor | tuple[Tensor, ...] | None:
+        states = [hx] if isinstance(hx, Tensor) else hx
+        made = self._step(kind, input, [each[None] for each in states], [params])
+        if made is None:
+            return None
+        return made[0][0] if isinstance(hx, Tensor) else tuple(each[0] for each in made)
 
     def _layers(
         self,
         kind: str,
         input: Tensor,
-        states: Sequence[Tensor],
+        hx: Tensor | Sequence[Tensor],
         params: Sequence[Tensor],
         has_biases: bool,
         num_layers: int,
@@ -162,6 +151,7 @@ class RecurrentOperators:
         if not is_step or bidirectional or train or len(params) != each * num_layers:
             return None
         layers = [params[at : at + each] for at in range(0, len(params), each)]
+        states = [hx] if isinstance(hx, Tensor) else hx
         made = self._step(kind, input.squeeze(time_dim), states, layers)
         return None if made is None else (made[0][-1].unsqueeze(time_dim).clone(), *made)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ts_stateful.recurrent.slots import Kept, SlotPool
+from ts_stateful.recurrent.slots import SlotPool
 from ts_stateful.recurrent.step_records import Answered, SequencePosition
 from ts_stateful.sessions.session import Residency
 from ts_stateful.sessions.shared import Shareable
@@ -26,7 +26,7 @@ class SequenceState:
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
         self._slot: int | None = None
-        self._kept: Kept | None = None
+        self._kept: Sequence[Tensor] | None = None  # in host memory
         self.last_answer: Answered | None = None  # of the last step
         self.log_position: SequencePosition | None = None  # in the store, if there is one
         self.num_steps = 0
@@ -45,7 +45,7 @@ class SequenceState:
     @property
     def host_bytes(self) -> int:
         """See `SessionState`."""
-        return 0 if self._kept is None else self._kept.num_bytes
+        return 0 if self._kept is None else sum(tensor.nbytes for tensor in self._kept)
 
     @property
     def shared(self) -> Sequence[Shareable]:
@@ -101,21 +101,21 @@ class SequenceState:
         if self._slot is not None and self.num_steps:
             made._kept = self._pool.keep(self._slot, self.lengths)
         elif self._kept is not None:
-            made._kept = Kept([tensor.clone() for tensor in self._kept.tensors])
+            made._kept = [tensor.clone() for tensor in self._kept]
         return made
 
     def copied(self) -> Sequence[Tensor]:
         """Return the states as `restore` takes them, in host memory. There must have been a step."""
         if self._slot is not None:
-            return self._pool.keep(self._slot, self.lengths).tensors
+            return self._pool.keep(self._slot, self.lengths)
         assert self._kept is not None
-        return self._kept.tensors
+        return self._kept
 
     def restore(
         self, states: Sequence[Tensor], num_steps: int, lengths: Sequence[int | None]
     ) -> None:
         """Continue from the states that were `copied` after a step."""
-        self._kept = Kept(list(states))
+        self._kept = list(states)
         self.num_steps, self.lengths = num_steps, lengths
 
     def release(self) -> None:

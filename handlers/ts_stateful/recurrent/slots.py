@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -20,20 +19,9 @@ from ts_stateful.config.schema import ConfigError
 from ts_stateful.protocol.declarations import Declared, State
 from ts_stateful.recurrent.program import torch_dtype
 
-__all__ = ["Kept", "SlotPool", "free_dim", "initial_states"]
+__all__ = ["SlotPool", "free_dim", "initial_states"]
 
 _FIRST_SLOTS = 8
-
-
-class Kept(NamedTuple):
-    """The states of one sequence outside the pool; each has a dimension of 1 for its row."""
-
-    tensors: list[Tensor]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of storage."""
-        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 def free_dim(declared: Declared) -> int:
@@ -157,13 +145,13 @@ class SlotPool:
             for tensor, state in zip(self.initial, self._states, strict=True)
         ]
 
-    def keep(self, slot: int, lengths: Sequence[int | None]) -> Kept:
-        """Copy a slot to host memory."""
-        return Kept([tensor.to("cpu") for tensor in self.gather(self.index([slot]), lengths)])
+    def keep(self, slot: int, lengths: Sequence[int | None]) -> list[Tensor]:
+        """Copy the states in a slot to host memory; each has a dimension of 1 for its row."""
+        return [tensor.to("cpu") for tensor in self.gather(self.index([slot]), lengths)]
 
-    def restore(self, slot: int, kept: Kept) -> None:
+    def restore(self, slot: int, kept: Sequence[Tensor]) -> None:
         """Write what `keep` returned into a slot."""
-        self.scatter(self.index([slot]), [tensor.to(self.device) for tensor in kept.tensors])
+        self.scatter(self.index([slot]), [tensor.to(self.device) for tensor in kept])
 
     def check_integrity(self) -> None:
         """Assert what must hold between any two calls."""

@@ -116,8 +116,8 @@ def _stepped(
             if place not in stepped.errors:
                 kept[place] = lengths_now
             # Copies: the model may write the next step's outputs into the same memory.
-            outputs = [column.tensor(place).clone() for column in stepped.outputs]
-            states = pool.keep(slots[place], kept[place]).tensors
+            outputs = [output.tensor(place).clone() for output in stepped.outputs]
+            states = pool.keep(slots[place], kept[place])
             steps[place].append(_Given([*outputs, *states], lengths_now))
     return steps
 
