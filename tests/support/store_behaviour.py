@@ -88,6 +88,21 @@ class StoreBehaviour:
         store.delete("sessions")
         assert list(store.list("sessions")) == []
 
+    @pytest.mark.parametrize("key", ["sessions/a/00000000", "blobs/b"])
+    def test_a_value_is_removed_alone(self, store: Store, key: str) -> None:
+        """If it is the one that the caller means. A missing one is no error."""
+        others = [f"{key[:-1]}1", f"{key}/0"]
+        for one in (key, *others):
+            assert store.create(one, b"old")
+        store.remove(key, b"ol")
+        assert store.get(key) == b"old"
+        for _ in range(2):
+            store.remove(key, b"old")
+            assert [store.get(one) for one in (key, *others)] == [None, b"old", b"old"]
+        assert store.create(key, b"new")
+        store.remove(key, b"old")
+        assert store.get(key) == b"new"
+
     def test_a_key_can_be_a_prefix_of_others(self, store: Store) -> None:
         """A value and values below it are independent."""
         assert store.create("a/b", b"1")
@@ -106,6 +121,7 @@ class StoreBehaviour:
             lambda: store.get_many([key]),
             lambda: store.list(key),
             lambda: store.delete(key),
+            lambda: store.remove(key, b"x"),
         ):
             with pytest.raises(ValueError, match="not a key of the store"):
                 call()

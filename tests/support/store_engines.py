@@ -46,6 +46,10 @@ class FailingStore(MemoryStore):
         self._check()
         super().delete(prefix)
 
+    def remove(self, key: str, data: bytes) -> None:
+        self._check()
+        super().remove(key, data)
+
     def _check(self) -> None:
         if self._is_losing:
             self.num_lost -= 1

@@ -68,6 +68,10 @@ class MortalStore(MemoryStore):
         self._live()
         super().delete(prefix)
 
+    def remove(self, key: str, data: bytes) -> None:
+        self._live()
+        super().remove(key, data)
+
     def _live(self) -> None:
         if self.num_left is not None:
             self.num_left -= 1

@@ -191,5 +191,6 @@ class Journal(Generic[EntryT]):
 def _drop(log: SessionLog[EntryT], keys: list[str], own: Sequence[str]) -> None:
     """Remove all keys but the own ones of the last entry, from the store and from the list."""
     while len(keys) > len(own):
-        log.drop([key for key in keys[:1] if key not in own])
+        if keys[0] not in own:
+            log.store.delete(keys[0])
         del keys[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple
 
@@ -68,7 +68,7 @@ class SessionLog(Generic[EntryT]):
         if not self.store.create(key, data, ttl_s) and self.look(key) != data:
             return None
         if not self._has_last(known):
-            self.store.delete(key)
+            self.store.remove(key, data)
             return None
         return Known(known.num_entries + 1, _digest(data))
 
@@ -116,11 +116,6 @@ class SessionLog(Generic[EntryT]):
             "the log of a session has gaps, or entries of an earlier session of its id",
             "erase the session (`close` with `erase`); check what else writes to the store",
         )
-
-    def drop(self, keys: Iterable[str]) -> None:
-        """Remove some of the keys."""
-        for key in keys:
-            self.store.delete(key)
 
     def remove(self) -> None:
         """Remove everything below the prefix."""

@@ -84,7 +84,7 @@ class Ownership(Generic[EntryT]):
         data, mark = self.log.codec.encode(entry, known.last), self._mark(known.num_entries + 1)
         if self.log.look(key) != data or self.log.look(mark) is not None:
             return
-        store.delete(key)
+        store.remove(key, data)
         if self.log.look(mark) is not None:  # left since
             store.create(key, data, ttl_s)
 
@@ -107,7 +107,8 @@ class Ownership(Generic[EntryT]):
         is_noted = self._note(closed)
         self.log.store.delete(self.adopted)
         if expired:
-            self.log.drop([*keys, self.log.key(known.num_entries)])
+            for key in (*keys, self.log.key(known.num_entries)):
+                self.log.store.delete(key)
         else:
             self._remove_cached()
             self.log.remove()
@@ -161,7 +162,8 @@ class Ownership(Generic[EntryT]):
             return False
         if self.log.look(mark) is None:
             return True
-        self.log.store.delete(self.log.key(known.num_entries))
+        data = self.log.codec.encode(closed, known.last)
+        self.log.store.remove(self.log.key(known.num_entries), data)
         return False
 
     def _mark(self, num_entries: int) -> str:

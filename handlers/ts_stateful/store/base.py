@@ -70,6 +70,9 @@ class Store(Protocol):
     def delete(self, prefix: str) -> None:
         """Remove the value at `prefix`, if there is one, and all below it. Idempotent."""
 
+    def remove(self, key: str, data: bytes) -> None:
+        """Remove the value if it is `data`. A call that failed and is carried out late spares what was written since."""
+
     def sweep(self) -> None:
         """Remove expired values, if the backend does not do so by itself. May take long."""
 

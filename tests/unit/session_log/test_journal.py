@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from ts_stateful.protocol.errors import SessionExists, SessionMoved, StatefulErr
 from ts_stateful.session_log.codec import Codec
 from ts_stateful.session_log.journal import LogPosition, Write, Written
 from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, SessionLogs
+from ts_stateful.store.base import StoreUnavailable
 
 
 class Entry(Struct, frozen=True, tag="entry", tag_field="kind"):
@@ -59,6 +62,36 @@ def test_a_write_that_failed_is_undone(logs: SessionLogs[Any], store: FailingSto
     assert written(journal, position, entry(2)) is None
     assert numbers(logs) == [0, 2]
     assert position.doubtful is None
+
+
+class RemovesLate(FailingStore):
+    """A store that does not answer removals in time, and carries them out when it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[Callable[[], None]] = []
+
+    def remove(self, key: str, data: bytes) -> None:
+        """Do so later, the first time."""
+        if self.late:
+            super().remove(key, data)
+            return
+        self.late.append(partial(super().remove, key, data))
+        raise StoreUnavailable("the store did not answer", "wait")
+
+
+def test_a_late_removal_spares_what_was_written_since() -> None:
+    """An entry whose write failed is taken back twice: the first removal arrives when its place has another entry."""
+    store = RemovesLate()
+    logs = make_logs(store)
+    journal, position = make_journal(logs), LogPosition()
+    assert written(journal, position, entry(0, creates_session=True)) is None
+    store.num_lost = 1
+    assert isinstance(written(journal, position, entry(1)), StoreFailed)
+    assert written(journal, position, entry(2)) is None
+    store.late[0]()
+    assert written(journal, position, entry(3)) is None
+    assert numbers(logs) == [0, 2, 3]
 
 
 def test_with_best_effort_it_is_written_with_the_next_one(

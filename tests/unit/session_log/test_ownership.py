@@ -45,6 +45,10 @@ class InterruptedStore(MemoryStore):
         self._interrupt()
         super().delete(prefix)
 
+    def remove(self, key: str, data: bytes) -> None:
+        self._interrupt()
+        super().remove(key, data)
+
     def _interrupt(self) -> None:
         self.when -= 1
         if self.when == -1:

@@ -16,8 +16,9 @@ import secrets
 import shutil
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import ConfigError
@@ -131,6 +132,11 @@ class FileStore:
             if self._fsync and folder.parent.is_dir():
                 _sync(folder.parent)
 
+    def remove(self, key: str, data: bytes) -> None:
+        """See `Store`."""
+        with self._reported(), contextlib.suppress(FileNotFoundError):
+            _remove_if(self._path(key), lambda file: file.read()[_HEADER.size :] == data)
+
     def sweep(self) -> None:
         """Remove expired values, empty folders, and files left by crashes.
 
@@ -147,7 +153,9 @@ class FileStore:
                     continue
                 for name in sorted(names, reverse=True):
                     if name.endswith(_VALUE):
-                        _remove_if_over(folder / name, now_ms)
+                        # Keep what cannot be judged: a value that is being prolonged, and a foreign file.
+                        with contextlib.suppress(OSError, StoreCorrupt):
+                            _remove_if(folder / name, lambda f: _end_ms(f.fileno()) <= now_ms)
                 with contextlib.suppress(OSError):  # it is not empty
                     folder.rmdir()
             for error in failed:
@@ -253,17 +261,13 @@ def _end_ms(descriptor: int) -> int:
     return int(_HEADER.unpack(header)[1])
 
 
-def _remove_if_over(path: Path, now_ms: int) -> None:
-    # Keep what cannot be judged: a value that is being prolonged, and a foreign file.
-    with contextlib.suppress(OSError, StoreCorrupt):
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_named = os.path.samestat(os.fstat(descriptor), path.lstat())  # or was created again
-            if is_named and _end_ms(descriptor) <= now_ms:
-                path.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
+def _remove_if(path: Path, is_due: Callable[[BinaryIO], bool]) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_named = os.path.samestat(os.fstat(descriptor), path.lstat())  # or was created again
+        if is_named and is_due(file):
+            path.unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:

@@ -49,6 +49,12 @@ class MemoryStore:
         with self._lock:
             self._remove([k for k in self._values if k == prefix or k.startswith(folder)])
 
+    def remove(self, key: str, data: bytes) -> None:
+        """See `Store`."""
+        with self._lock:
+            if self._values.get(check_key(key)) == data:
+                self._remove([key])
+
     def sweep(self) -> None:
         """See `Store`."""
         now_s = self._clock.monotonic()

@@ -48,6 +48,12 @@ elseif left == -2 or (left >= 0 and left < ttl_ms) then
 end
 return made
 """
+_REMOVE = """
+if ARGV[2] == '' then
+    return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1])
+end
+return redis.call('HGET', KEYS[1], ARGV[2]) == ARGV[1] and redis.call('HDEL', KEYS[1], ARGV[2])
+"""
 _CURES: dict[type[Exception], str] = {
     exceptions.MovedError: "the server belongs to a cluster: add cluster=1 to handler.store.url",
     exceptions.ClusterDownError: "wait until a replica takes the place of a lost server, or run redis-cli --cluster check",
@@ -134,6 +140,12 @@ class RedisStore:
             else:
                 for one in (name, *self._search(prefix)):
                     self._servers.write(one, "UNLINK", one)
+
+    def remove(self, key: str, data: bytes) -> None:
+        """See `Store`."""
+        name, field = self._place(key)
+        with _reported():
+            self._servers.write(name, "EVAL", _REMOVE, 1, name, data, field)
 
     def sweep(self) -> None:
         """Does nothing: Redis removes values itself."""

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.store.base import Capacity, Store, StoreCorrupt
+from ts_stateful.store.base import Store, StoreCorrupt
 
 __all__ = ["SealedStore", "read_keys"]
 
@@ -53,6 +53,9 @@ class SealedStore:
         self._store = store
         self._ciphers = {_name(key): AESGCM(key) for key in keys}
         self._own = _name(keys[0])
+        # What reads and writes no value.
+        self.list, self.delete, self.sweep = store.list, store.delete, store.sweep
+        self.capacity, self.close = store.capacity, store.close
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
         """See `Store`."""
@@ -74,25 +77,11 @@ class SealedStore:
         values = self._store.get_many(keys)
         return [self._opened(key, sealed) for key, sealed in zip(keys, values, strict=True)]
 
-    def list(self, prefix: str) -> Sequence[str]:
-        """See `Store`."""
-        return self._store.list(prefix)
-
-    def delete(self, prefix: str) -> None:
-        """See `Store`."""
-        self._store.delete(prefix)
-
-    def sweep(self) -> None:
-        """See `Store`."""
-        self._store.sweep()
-
-    def capacity(self) -> Capacity:
-        """See `Store`."""
-        return self._store.capacity()
-
-    def close(self) -> None:
-        """See `Store`."""
-        self._store.close()
+    def remove(self, key: str, data: bytes) -> None:
+        """See `get` and `Store`."""
+        sealed = self._store.get(key)
+        if sealed is not None and self._opened(key, sealed) == data:
+            self._store.remove(key, sealed)
 
     def _opened(self, key: str, sealed: bytes | None) -> bytes | None:
         if sealed is None:

@@ -11,6 +11,8 @@ from typing import Any
 import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
+from botocore.exceptions import ReadTimeoutError
+from botocore.httpsession import URLLib3Session
 
 from tests.support.clock import FakeClock
 from tests.support.s3_server import s3_server
@@ -120,6 +122,38 @@ def test_a_conflict_is_tried_again(url: str, client: Any) -> None:
         assert store.create("a", b"x")
     assert clock.now == 0.1  # two pauses
     assert store.get("a") == b"x"
+
+
+def test_a_late_removal_spares_what_was_written_since(url: str, client: Any) -> None:
+    """The client sends a request again that seems lost, and the server receives both."""
+    late: list[Any] = []
+
+    def lose(request: Any, **_: Any) -> None:
+        if not late:
+            late.append(request)
+            raise ReadTimeoutError(endpoint_url=request.url)
+
+    store = S3Store(url, timeout_s=_TIMEOUT_S, client=client)
+    store.create("a", b"old")
+    with meddling(client, "before-send.s3.DeleteObject", lose):
+        store.remove("a", b"old")
+    assert store.create("a", b"new")
+    assert URLLib3Session().send(late[0]).status_code == 412
+    assert store.get("a") == b"new"
+
+
+def test_a_server_may_lack_conditional_removals(url: str, client: Any) -> None:
+    """What is there is removed."""
+
+    def refuse(request: Any, **_: Any) -> AWSResponse | None:
+        body = b"<Error><Code>NotImplemented</Code></Error>"
+        return AWSResponse("", 501, {}, Body(body)) if "If-Match" in request.headers else None
+
+    store = S3Store(url, timeout_s=_TIMEOUT_S, client=client)
+    store.create("a", b"x")
+    with meddling(client, "before-send.s3.DeleteObject", refuse):
+        store.remove("a", b"x")
+    assert store.get("a") is None
 
 
 @pytest.mark.parametrize(
