@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ts_stateful.language.kernels.rule import Rule
-from ts_stateful.language.kv.cache import KVLayout
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Table
 
 

@@ -123,7 +123,7 @@ class StepCache(Cache):  # type: ignore[misc]  # transformers is not typed
             states.write(key_states[0], value_states[0])
             return states, states
         (span,) = self.spans
-        keys, values = span.kv.keys[layer_idx], span.kv.values[layer_idx]
+        keys, values = span.kv.keys(layer_idx), span.kv.values(layer_idx)
         keys[:, span.start : span.stop] = key_states[0]
         values[:, span.start : span.stop] = value_states[0]
         return keys[None, :, : span.stop], values[None, :, : span.stop]

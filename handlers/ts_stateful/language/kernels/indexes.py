@@ -110,7 +110,7 @@ def update_index(keys: Tensor, spans: Sequence[Span], masks: Masks, layer: int) 
     """Write the keys of a layer's index, `(1, tokens, dim)`, and return those of all tokens of each session."""
     seen = []
     for (kv, start, count, _), new in zip(spans, keys.split(masks.counts, dim=1), strict=True):
-        states = kv.indexes[layer]
+        states = kv.index(layer)
         states[:, start : start + count] = new
         seen.append(states[:, : start + count])
     return PerSession(seen, masks)

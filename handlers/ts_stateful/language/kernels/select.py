@@ -13,7 +13,8 @@ from ts_stateful.language.kernels.attention import StepCache
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
 from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kernels.states import Kernels
-from ts_stateful.language.kv.cache import KVCache, KVLayout
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Span
 
 __all__ = ["find_kernels", "verify_kernels"]
@@ -127,4 +128,4 @@ def _step(
 
 
 def _of(kv: KVCache, layer: int) -> tuple[Tensor, Tensor]:
-    return kv.keys[layer], kv.values[layer]
+    return kv.keys(layer), kv.values(layer)

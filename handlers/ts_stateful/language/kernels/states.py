@@ -81,8 +81,8 @@ class States:
             return
         targets: list[Tensor] = []
         for kv, start, count, _ in self._spans:
-            targets.append(kv.keys[self._layer].narrow(1, start, count))
-            targets.append(kv.values[self._layer].narrow(1, start, count))
+            targets.append(kv.keys(self._layer).narrow(1, start, count))
+            targets.append(kv.values(self._layer).narrow(1, start, count))
         new = zip(keys.split(self.counts, dim=1), values.split(self.counts, dim=1), strict=True)
         torch._foreach_copy_(targets, [part for pair in new for part in pair])
 
@@ -152,8 +152,8 @@ class States:
         """Return the same for session `index` alone."""
         span, reach = self._spans[index], Reach(window, self._chunk)
         seen = slice(reach.first(span.start), span.stop)
-        keys = span.kv.keys[self._layer][None, :, seen]
-        values = span.kv.values[self._layer][None, :, seen]
+        keys = span.kv.keys(self._layer)[None, :, seen]
+        values = span.kv.values(self._layer)[None, :, seen]
         mask = self._masks.of(index, reach) if span.num_tokens > 1 else None
         if chosen is not None:
             keys, values, mask = narrow(chosen.parts[index], keys, values, mask)

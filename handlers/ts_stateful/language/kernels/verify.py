@@ -9,7 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kv.cache import KVCache, KVLayout
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Rows, Span
 
 __all__ = ["verify_steps"]

@@ -1,21 +1,19 @@
-"""The KV states of one session: keys and values of every layer, keys of indexes, and their memory."""
+"""The KV states of one session, and their memory."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.memory import Memory
-from ts_stateful.language.kv.recurrent import KEPT, Recurrent
+from ts_stateful.language.kv.recurrent import Recurrent
 
-__all__ = ["KVCache", "KVLayout", "LayerShape", "Snapshot"]
+__all__ = ["KVCache", "Snapshot"]
 
 _HOST = torch.device("cpu")
 _GRAIN = 64  # tokens
@@ -24,54 +22,6 @@ _FIRST_LAZY = 4096  # tokens of address space at first, where memory is backed w
 _SMALL = 1 << 18
 _SMALL_GRAIN = 16  # tokens
 _DISCARD = 256  # tokens: a smaller cut keeps the pages, which the next turn writes again
-
-
-class LayerShape(NamedTuple):
-    """The states of one token in one layer: keys `(heads, key_dim)`, values `(heads, value_dim)`."""
-
-    heads: int
-    key_dim: int
-    value_dim: int
-
-
-@dataclass(frozen=True)
-class KVLayout:
-    """The states that a model keeps for a token.
-
-    `recurrent` counts the recurrent states of every layer, which together take `recurrent_bytes`. `indexes` has the width of a
-    token's further key in every layer, by which an index chooses tokens; 0 in a layer without an index. Both are empty if there
-    are none. A layer without keys and values has the shape `(0, 0, 0)`. With `per_prompt` all tokens of a prompt see
-    one another, with those of earlier turns, so the states are of use for that prompt and its reply alone.
-    """
-
-    layers: tuple[LayerShape, ...]
-    dtype: torch.dtype
-    recurrent: tuple[int, ...] = ()
-    recurrent_bytes: int = 0
-    indexes: tuple[int, ...] = ()
-    per_prompt: bool = False
-
-    @cached_property
-    def token_elements(self) -> int:
-        """Numbers that one token takes in all layers."""
-        pairs = sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in self.layers)
-        return pairs + sum(self.indexes)
-
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """The heads and numbers of a token's keys in every layer, then its values, then the keys of indexes."""
-        keys = [(shape.heads, shape.key_dim) for shape in self.layers]
-        values = [(shape.heads, shape.value_dim) for shape in self.layers]
-        return [*keys, *values, *((1, dim) for dim in self.indexes)]
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes that one token takes in all layers."""
-        return self.token_elements * self.dtype.itemsize
-
-    def num_bytes(self, num_tokens: int) -> int:
-        """Return the most bytes that a session of so many tokens takes."""
-        return num_tokens * self.token_bytes + (2 + KEPT) * self.recurrent_bytes
 
 
 class Snapshot:
@@ -86,7 +36,7 @@ class Snapshot:
         self.length = kv.length
         self.num_bytes = kv.valid_bytes
         self.recurrent = kv.recurrent.snapshot() if kv.recurrent is not None else {}
-        self._states = kv.states
+        self._blocks = kv.blocks
         self._arrival = arrival
 
     def cut(self, length: int) -> None:
@@ -97,7 +47,7 @@ class Snapshot:
 
     def release(self) -> None:
         """Release the memory, as the cache is about to do: nothing more can be read. For the cache's thread."""
-        self._states = []
+        self._blocks = []
 
     def read(self, start: int, stop: int) -> list[Tensor] | None:
         """Return the states of all layers, `(heads, tokens, dim)`, copied to the host; None if they are no longer valid.
@@ -107,31 +57,29 @@ class Snapshot:
         if self._arrival is not None:
             self._arrival.synchronize()
         packed = torch.contiguous_format
-        copies = [p[:, start:stop].clone(memory_format=packed).to(_HOST) for p in self._states]
+        states = itertools.chain(*self._blocks)
+        copies = [p[:, start:stop].clone(memory_format=packed).to(_HOST) for p in states]
         return copies if copies and stop <= self.length else None
 
 
 class KVCache:
     """Keys and values of one session, of which the first `length` tokens are valid.
 
-    `keys[i]` and `values[i]` are `(heads, capacity, dim)`. They stay at `addresses` until the cache grows or moves, so a
+    `keys(i)` and `values(i)` are `(heads, capacity, dim)`. They stay at `addresses` until the cache grows or moves, so a
     batched step reads and writes many sessions in place. Before a forward pass call `reserve`. Write after `length`, and set
     `length` when the pass succeeded. Sliding-window layers keep all tokens too, so a session can be cut back to any length.
-    With recurrent layers it goes back to a length for which `recurrent` has states, the next shorter one. `indexes[i]` are the
-    further keys of layers with an index, `(1, capacity, dim)`. `images` names the images on which all states depend, where
+    With recurrent layers it goes back to a length for which `recurrent` has states, the next shorter one. `index(i)` are the
+    further keys of a layer with an index, `(1, capacity, dim)`. An idle session keeps no tensor of each layer, only `blocks` of
+    them, each `(parts, heads, capacity, dim)`. `images` names the images on which all states depend, where
     layers attend to images beside the text; None if that is unknown.
     """
 
     device: torch.device
     capacity: int
     token_bytes: int  # of one token
-    keys: list[Tensor]
-    values: list[Tensor]
-    indexes: list[Tensor]
-    states: list[Tensor]  # all of them, as in `KVLayout.shapes`
+    blocks: list[Tensor]  # all states, see `KVLayout.places`
     addresses: NDArray[np.int64]  # of the first layer's keys, its values, the next one's keys, ...
     _memory: Memory
-    _blocks: list[Tensor]  # all states, see `_split`
     _written: int  # the highest token since memory was last released
     _arrival: torch.cuda.Event | None  # when all copies from a GPU have reached the host
 
@@ -143,6 +91,27 @@ class KVCache:
         self.recurrent = Recurrent() if layout.recurrent else None
         self._snapshot: Snapshot | None = None
         self._replace(0, device)
+
+    @property
+    def states(self) -> list[Tensor]:
+        """The states of all layers, as in `KVLayout.shapes`."""
+        return list(itertools.chain(*self.blocks))
+
+    def keys(self, layer: int) -> Tensor:
+        """Return the keys of a layer."""
+        return self._part(layer)
+
+    def values(self, layer: int) -> Tensor:
+        """Return the values of a layer."""
+        return self._part(len(self._layout.layers) + layer)
+
+    def index(self, layer: int) -> Tensor:
+        """Return the keys of a layer's index."""
+        return self._part(2 * len(self._layout.layers) + layer)
+
+    def _part(self, number: int) -> Tensor:
+        block, part = self._layout.places[number]
+        return self.blocks[block][part]
 
     @property
     def num_bytes(self) -> int:
@@ -232,7 +201,7 @@ class KVCache:
             length = copy.recurrent.length
         copy.reserve(length)
         copy.length = length
-        _copy(self._blocks, copy._blocks, length)
+        _copy(self.blocks, copy.blocks, length)
         return copy
 
     def _empty(self) -> KVCache:
@@ -248,17 +217,13 @@ class KVCache:
         if self.length:
             if self._arrival is not None and capacity != self.capacity:
                 self._arrival.synchronize()  # the CPU gathers a part of the states
-            _copy(self._blocks, blocks, self.length)
+            _copy(self.blocks, blocks, self.length)
             arrival = _end_of_copies(self.device, device)
         if self._snapshot is not None:
             self._snapshot.release()  # or it would keep the old memory
         self.device, self.capacity = device, capacity
-        self._blocks, self.states = blocks, [part for block in blocks for part in block]
-        count = len(layout.layers)
-        self.keys, self.values = self.states[:count], self.states[count : 2 * count]
-        self.indexes = self.states[2 * count :]
-        pairs = zip(self.keys, self.values, strict=True)
-        self.addresses = np.array([part.data_ptr() for pair in pairs for part in pair], np.int64)
+        self.blocks = blocks
+        self.addresses = memory.tensor.data_ptr() + capacity * layout.starts
         self._memory, self._written, self._arrival = memory, self.length, arrival
 
     def _cut_snapshot(self, length: int) -> None:

@@ -20,7 +20,8 @@ from ts_stateful.language.kernels.gpu.fused_rows import FusedRows, find_fused_ro
 from ts_stateful.language.kernels.samples import apart, sample, sample_rows
 from ts_stateful.language.kernels.states import Kernels
 from ts_stateful.language.kernels.verify import verify_steps
-from ts_stateful.language.kv.cache import KVCache, KVLayout
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Block, Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.language.kv.cache import KVLayout, LayerShape
+from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
 
 __all__ = ["find_layout", "reads_whole"]

@@ -13,7 +13,7 @@ from ts_stateful.language.kernels.choosers import all_chosen, few_chosen
 from ts_stateful.language.kernels.latent import keep_latents
 from ts_stateful.language.kernels.own_attention import exchange_methods
 from ts_stateful.language.kernels.samples import apart, sample
-from ts_stateful.language.kv.cache import KVLayout
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.layer_kinds import (
     INDEXED,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ts_stateful.engine.services import Followers
-from ts_stateful.language.kv.cache import KVCache, KVLayout
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.parallel.commands import (
     Clear,

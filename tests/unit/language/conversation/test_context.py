@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.sessions.session import Delta, Residency
 
 HOST = torch.device("cpu")

@@ -15,7 +15,8 @@ from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.kernels import states
 from ts_stateful.language.kernels.indexes import PerSession, narrow
 from ts_stateful.language.kernels.rule import Masks
-from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.load import Model, accelerate
 

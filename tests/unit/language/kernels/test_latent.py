@@ -15,7 +15,8 @@ from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.kernels.attention import StepCache
 from ts_stateful.language.kernels.latent import Latents, keep_latents
 from ts_stateful.language.kernels.rule import Rule
-from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.load import Model, accelerate
 
@@ -69,7 +70,7 @@ def _attend(module: Attention, spans: list[Span], scale: float | None) -> tuple[
     found = keys.attend(query, Rule(scale), None)
     expected = []
     for span, part in zip(spans, query.split([s.num_tokens for s in spans], dim=2), strict=True):
-        states = (part_of[0][None, :, : span.stop] for part_of in (span.kv.keys, span.kv.values))
+        states = (part[None, :, : span.stop] for part in (span.kv.keys(0), span.kv.values(0)))
         mask = torch.ones(span.num_tokens, span.stop, dtype=torch.bool).tril(span.start)
         stock = nn.functional.scaled_dot_product_attention(
             part, *Attention.expand_kv(module, *states), mask, scale=scale

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ts_stateful.language.kernels.rule import Masks, Reach, Rule
-from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Block, Span
 
 LAYOUT = KVLayout((LayerShape(1, 4, 4),), torch.float32)

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.support.table_kernels import TableKernels
 from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kernels.select import find_kernels, verify_kernels
-from ts_stateful.language.kv.cache import KVLayout, LayerShape
+from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Table
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def test_a_cpu_needs_no_triton() -> None:
         "import sys; sys.modules['triton'] = None\n"
         "import torch, ts_stateful.language.engine\n"
         "from ts_stateful.language.kernels.select import find_kernels\n"
-        "from ts_stateful.language.kv.cache import KVLayout, LayerShape\n"
+        "from ts_stateful.language.kv.layout import KVLayout, LayerShape\n"
         "layout = KVLayout((LayerShape(2, 16, 16),), torch.float32)\n"
         "find_kernels(layout, 4, torch.device('cpu'))\n"
         "assert 'ts_stateful.language.kernels.gpu.triton' not in sys.modules\n"

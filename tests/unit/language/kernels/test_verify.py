@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ts_stateful.language.kernels.verify import verify_steps
-from ts_stateful.language.kv.cache import KVLayout, LayerShape
+from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Rows
 
 LAYOUT = KVLayout((LayerShape(2, 8, 8), LayerShape(2, 8, 8)), torch.float32)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from ts_stateful.language.kv import cache as kv_module
-from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.kv.memory import Memory
 
 HOST = torch.device("cpu")
@@ -89,7 +90,7 @@ def test_a_snapshot_keeps_no_memory(kv: KVCache, change: Callable[[KVCache], obj
     snapshot = kv.snapshot()
     change(kv)
     assert snapshot.read(0, 1) is None
-    assert not snapshot._states
+    assert not snapshot._blocks
 
 
 @pytest.mark.parametrize(

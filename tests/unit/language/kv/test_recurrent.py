@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.kv.recurrent import KEPT, Recurrent
 
 LAYOUT = KVLayout((LayerShape(0, 0, 0), LayerShape(2, 4, 4)), torch.float32, (1, 0), 8)

@@ -17,7 +17,7 @@ from ts_stateful.language.kernels.cpu.library import (
 )
 from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kernels.states import dense
-from ts_stateful.language.kv.cache import KVLayout
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Table
 
 __all__ = ["CpuKernels"]

@@ -26,7 +26,7 @@ from ts_stateful.language.kernels.decoder_layout import (
     find_decoder,
     router_of,
 )
-from ts_stateful.language.kv.cache import KVLayout
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Rows, Table
 
 __all__ = ["FusedLayers", "find_fused"]

@@ -22,7 +22,7 @@ from ts_stateful.language.kernels.decoder_layout import (
     norms_of,
     router_of,
 )
-from ts_stateful.language.kv.cache import LayerShape
+from ts_stateful.language.kv.layout import LayerShape
 
 __all__ = ["LayerFacts", "NormFacts"]
 

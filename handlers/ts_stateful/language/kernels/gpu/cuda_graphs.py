@@ -11,7 +11,8 @@ from typing import Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kv.cache import KVCache, KVLayout
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Rows, Span, Table
 from ts_stateful.language.kv.to_device import to_device
 

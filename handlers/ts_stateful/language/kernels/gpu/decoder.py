@@ -14,7 +14,7 @@ from ts_stateful.language.kernels.gpu.cuda_graphs import RowInputs
 from ts_stateful.language.kernels.gpu.decoder_code import norm_kernel, project_kernel, turn_kernel
 from ts_stateful.language.kernels.gpu.decoder_layers import DecoderLayer, Linear, Norm
 from ts_stateful.language.kernels.gpu.triton import TritonKernels
-from ts_stateful.language.kv.cache import KVLayout
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Table
 
 __all__ = ["MOST_ROWS", "FusedDecoder"]

@@ -19,7 +19,7 @@ from ts_stateful.language.kernels.decoder_layout import (
 )
 from ts_stateful.language.kernels.gpu.decoder_code import GELU, SILU
 from ts_stateful.language.kernels.rule import Rule
-from ts_stateful.language.kv.cache import LayerShape
+from ts_stateful.language.kv.layout import LayerShape
 
 __all__ = ["DecoderLayer", "Linear", "Norm"]
 

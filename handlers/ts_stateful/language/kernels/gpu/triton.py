@@ -15,7 +15,7 @@ from torch import Tensor
 from ts_stateful.language.kernels.gpu.triton_code import attend_kernel, join_kernel, write_kernel
 from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kernels.states import dense
-from ts_stateful.language.kv.cache import KVLayout
+from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Table
 
 __all__ = ["TritonKernels"]

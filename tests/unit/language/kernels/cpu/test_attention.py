@@ -15,7 +15,8 @@ from ts_stateful.language.kernels.cpu.attention import CpuKernels
 from ts_stateful.language.kernels.rule import Rule
 from ts_stateful.language.kernels.select import verify_kernels
 from ts_stateful.language.kernels.states import Kernels
-from ts_stateful.language.kv.cache import KVCache, KVLayout, LayerShape
+from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Span, Table
 from ts_stateful.language.network.load import accelerate
 
@@ -84,7 +85,7 @@ def test_tokens_of_one_session_are_rows_together(
     places = [(span.kv, place) for span in spans for place in range(span.start, span.stop)]
     for row, (kv, place) in enumerate(places):
         seen = slice(max(0, place + 1 - (window or place + 1)), place + 1)
-        keys, values = (part[0, seen].float() for part in (kv.keys[0], kv.values[0]))
+        keys, values = (part[0, seen].float() for part in (kv.keys(0), kv.values(0)))
         scores = 5.0 * (query[:, row].float() @ keys.T * 0.3 / 5.0).tanh()
         weights = torch.cat([scores, sinks[:, None]], 1).softmax(1)[:, :-1]
         expected = (weights @ values).to(dtype)

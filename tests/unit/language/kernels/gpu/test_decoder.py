@@ -163,7 +163,7 @@ def test_states_in_wrong_places_are_found() -> None:
     def wrong(inputs: RowInputs) -> Tensor | None:
         logits = fused(inputs)
         for kv in kept:
-            kv.keys[1][:, kv.length] = 0.0
+            kv.keys(1)[:, kv.length] = 0.0
         return logits
 
     kept: list[KVCache] = []
