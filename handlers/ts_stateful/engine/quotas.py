@@ -17,6 +17,7 @@ from ts_stateful.config.quotas import Quota
 from ts_stateful.config.schema import Config
 from ts_stateful.engine.token_bucket import TokenBucket
 from ts_stateful.protocol.errors import QuotaExceeded
+from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.tenants import tenant_digits, tenant_of
 from ts_stateful.sessions.session import Session
 
@@ -60,15 +61,17 @@ class Quotas:
         """See `Owners`."""
         return self._of(owner).parked_sessions or _MAX_PARKED
 
-    def check_turn(self, session_id: str, sessions: Iterable[Session[Any]]) -> None:
-        """Check that another turn of the session's owner may begin; `sessions` are all of the table.
+    def check_turn(self, message: Submit, sessions: Iterable[Session[Any]]) -> None:
+        """Check that the owner of a request's session may begin a turn; `sessions` are all of the table.
+
+        A request that an engine that died had admitted is not checked again.
 
         Raises:
             QuotaExceeded: too many are in flight, or the owner's tokens are used up.
         """
-        if not (self._counts_turns or self._counts_tokens):
+        if message.is_retry or not (self._counts_turns or self._counts_tokens):
             return
-        owner = self.owner_of(session_id)
+        owner = self.owner_of(message.command.session_id or "")
         most = self._of(owner).turns_in_flight
         if most is not None:
             count = sum(len(session.work) for session in sessions if session.owner == owner)

@@ -33,7 +33,6 @@ from ts_stateful.language.parallel.follower import Follower
 from ts_stateful.language.parallel.group import join_ranks
 from ts_stateful.language.persistence.persistence import make_persistence
 from ts_stateful.language.trial import verify_media
-from ts_stateful.language.turns import reports
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.requests import LanguageRequests
 from ts_stateful.media.load import MediaLoader
@@ -151,8 +150,7 @@ class LanguageKind:
 
     def describe(self, session: Session[Context]) -> SessionInfo:
         """See `ModelKind`."""
-        saved = self.persistence.is_saved(session)
-        return reports.info(session, self._model, self._core.clock, saved=saved)
+        return self.requests.describe(session)
 
     def check_integrity(self) -> None:
         """See `ModelKind`."""

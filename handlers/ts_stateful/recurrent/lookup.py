@@ -72,7 +72,7 @@ class Sequences:
         if not request.message.may_begin:
             raise EngineUnavailable("the server drains, and begins no sequence", retry_after_s=1.0)
         assert session_id is not None
-        self.check_quotas(request)
+        self._quotas.check_turn(request.message, self._table)
         return self.begin(session_id, request.missing.get(session_id)), True
 
     def last_answer(self, request: PendingRequest) -> Answered | None:
@@ -124,12 +124,6 @@ class Sequences:
         position, session.state = session.state.log_position, source.state.fork()
         session.state.log_position = position
         return session
-
-    def check_quotas(self, request: PendingRequest) -> None:
-        """Raise `QuotaExceeded` if the principal may not begin another step."""
-        message = request.message
-        if not message.is_retry and message.command.session_id is not None:
-            self._quotas.check_turn(message.command.session_id, self._table)
 
     def check_memory(self) -> None:
         """Raise `OutOfMemory` if there is no room for the states of another sequence."""

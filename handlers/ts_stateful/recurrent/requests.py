@@ -98,7 +98,7 @@ class RecurrentRequests:
                 retry_after_s=0.1,
             )
         if not creates_session:  # else that was checked before
-            self._sequences.check_quotas(request)
+            self._core.quotas.check_turn(message, self._table)
         row = InputRow(message.attachments, message.shapes, end=command.end)
         self._steps.add(
             PendingStep(

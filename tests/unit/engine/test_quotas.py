@@ -10,6 +10,8 @@ from tests.support.clock import FakeClock
 from ts_stateful.config.schema import load_config
 from ts_stateful.engine.quotas import Quotas
 from ts_stateful.protocol.errors import QuotaExceeded
+from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.requests import Prompt
 from ts_stateful.protocol.tenants import internal_id, tenant_of
 
 _HEADER = {"mode": "header", "header": "X-P"}
@@ -21,6 +23,10 @@ def quotas(max_sessions: int = 8, *, auth: Any = _HEADER, **keys: Any) -> Quotas
     handler = {"model": "m", "auth": auth, "quotas": keys}
     config = load_config({"maxNumSequence": 8, "handler": handler})
     return Quotas(config, max_sessions, FakeClock())
+
+
+def _prompt(session_id: str) -> Submit:
+    return Submit("r", Prompt(session_id=session_id, prompt="hi"))
 
 
 def test_an_owner_is_a_principal_and_never_what_a_client_claims() -> None:
@@ -54,8 +60,8 @@ def test_only_those_with_a_quota_of_tokens_spend_them() -> None:
     made = quotas(principals={"alice": {"tokensPerMinute": 60}})
     for session_id in (ALICE, BOB):
         made.spend(made.owner_of(session_id), 70)
-    made.check_turn(BOB, [])
+    made.check_turn(_prompt(BOB), [])
     with pytest.raises(QuotaExceeded) as caught:
-        made.check_turn(ALICE, [])
+        made.check_turn(_prompt(ALICE), [])
     assert caught.value.field == "handler.quotas.tokensPerMinute"
     assert caught.value.retry_after_s == 11.0

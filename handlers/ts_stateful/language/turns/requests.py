@@ -20,7 +20,7 @@ from ts_stateful.language.turns.idempotency import Idempotency, prompts_of
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.language.turns.preparation import check_command
 from ts_stateful.language.turns.responses import ResponseTurns
-from ts_stateful.protocol.answers import Cancelled
+from ts_stateful.protocol.answers import Cancelled, SessionInfo
 from ts_stateful.protocol.chat import Discard, Recall, Respond
 from ts_stateful.protocol.errors import InvalidRequest, QueueFull, SessionNotFound, TurnGap
 from ts_stateful.protocol.events import Submit
@@ -97,16 +97,18 @@ class LanguageRequests:
             if self._responses.discard(message.request_id, session, command):
                 self._close(message, Close(session_id=command.session_id))
         elif isinstance(command, Info):
-            self._info(request_id, self._session(command.session_id))
+            session = self._session(command.session_id)
+            answer = self.describe(session)
+            self._outbox.answer(request_id, answer, session_id=session.session_id)
         else:
             raise InvalidRequest(
                 "this model holds conversations: it takes `prompt`, not `step`", field="type"
             )
 
-    def _info(self, request_id: str, session: Session[Context]) -> None:
+    def describe(self, session: Session[Context]) -> SessionInfo:
+        """Return the answer to an `info`."""
         saved = self._persistence.is_saved(session)
-        answer = reports.info(session, self._model, self._core.clock, saved=saved)
-        self._outbox.answer(request_id, answer, session_id=session.session_id)
+        return reports.info(session, self._model, self._core.clock, saved=saved)
 
     def _session(self, session_id: str | None, *, in_turn: bool = False) -> Session[Context]:
         if session_id is None:
@@ -122,7 +124,7 @@ class LanguageRequests:
         self._check_media(command, message.attachments)
         self.uploads.find(None, command.media)
         check_command(command, self._model)
-        self._check_quotas(message, command.session_id)
+        self._core.quotas.check_turn(message, self._table)
         asked = command if isinstance(command, Open) else Open()
         num_images = len(asked.media) + (len(message.attachments) if asked is command else 0)
         opening = self._model.text.begin(asked.system, num_images)
@@ -138,10 +140,6 @@ class LanguageRequests:
         )
         session.yields = isinstance(command, Respond) and command.generates
         return session
-
-    def _check_quotas(self, message: Submit, session_id: str) -> None:
-        if not message.is_retry:  # else the engine that died had admitted it
-            self._core.quotas.check_turn(session_id, self._table)
 
     def _prompt(self, message: Submit, command: Prompt) -> None:
         if message.is_retry and self._idempotency.answered_before(message):
@@ -163,7 +161,7 @@ class LanguageRequests:
                 field="adapter",
             )
         media = self.uploads.find(session, command.media)
-        self._check_quotas(message, session.session_id)
+        self._core.quotas.check_turn(message, self._table)
         # A branch is made at last: one that was refused would stay.
         taker = session
         if isinstance(command, Respond):
