@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ts.torch_handler.base_handler import BaseHandler
 
@@ -16,10 +16,10 @@ from ts_stateful.config.environment import with_environment
 from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.frontend.assemble import Ends, ServedName, body_limits, check_model, make_intake
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
-from ts_stateful.frontend.delivery.delivery import Batch, Delivery
 from ts_stateful.frontend.delivery.pull import ContinuousDelivery
 from ts_stateful.frontend.delivery.push import SequenceDelivery
 from ts_stateful.frontend.delivery.push_async import AsyncDelivery
+from ts_stateful.frontend.delivery.torchserve_wire import Batch
 from ts_stateful.frontend.hangup import HangUp
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Dispatching, Intake
@@ -38,6 +38,13 @@ from ts_stateful.protocol.profile import Profile
 __all__ = ["SessionHandler"]
 
 logger = logging.getLogger(__name__)
+
+
+class Delivery(Protocol):
+    """The return of answers to TorchServe's batches, by one class for each profile."""
+
+    def handle(self, data: Batch, context: Any) -> list[bytes] | Awaitable[list[bytes]]:
+        """Return one body for each row, as TorchServe's `handle` does."""
 
 
 class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types

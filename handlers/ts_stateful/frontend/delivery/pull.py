@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
-from ts_stateful.frontend.delivery.delivery import Batch
-from ts_stateful.frontend.delivery.torchserve_wire import reply
+from ts_stateful.frontend.delivery.torchserve_wire import Batch, reply
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Intake
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse, Response

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
-from ts_stateful.frontend.delivery.delivery import Batch
-from ts_stateful.frontend.delivery.torchserve_wire import push, reply
+from ts_stateful.frontend.delivery.torchserve_wire import Batch, push, reply
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Intake
 from ts_stateful.frontend.pending_response import PendingResponse, Response

@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
-from ts_stateful.frontend.delivery.delivery import Batch
-from ts_stateful.frontend.delivery.torchserve_wire import push
+from ts_stateful.frontend.delivery.torchserve_wire import Batch, push
 from ts_stateful.frontend.intake import Intake
 from ts_stateful.frontend.pending_response import PendingResponse, Response
 

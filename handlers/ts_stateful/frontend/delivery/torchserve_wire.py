@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -10,7 +10,9 @@ from ts.handler_utils.utils import create_predict_response
 
 from ts_stateful.frontend.pending_response import Response
 
-__all__ = ["push", "reply"]
+__all__ = ["Batch", "push", "reply"]
+
+Batch = Sequence[Mapping[str, Any]]
 
 
 def reply(context: Any, responses: Mapping[int, Response], num_rows: int) -> list[bytes]:
