@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fake_dispatcher import EXPIRES, ID, NAMES, UNTIL, accepted, last, part, refused
-from ts_stateful.frontend.dialects.dialect import Whole
+from ts_stateful.frontend.dialects.dialect import Responder, Whole
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse, Response
 from ts_stateful.protocol.events import Event
 
@@ -158,20 +158,14 @@ def test_the_sent_bytes_are_counted() -> None:
     assert (it.status, it.num_sent) == (404, len(response.body))
 
 
-class _Loud:
+class _Loud(Responder):
     """A responder of its own."""
 
     stream_type = "text/loud"
     idle = b"..."
-    pulls = False
 
     def whole(self, event: Event) -> Whole:
         return Whole(418 if event.status != 200 else 200, event.body.upper(), "text/whole")
-
-    announces = False
-
-    def keep(self, event: Event) -> None:
-        raise NotImplementedError
 
     def piece(self, event: Event) -> bytes:
         return event.body.upper() + b"!"

@@ -29,11 +29,10 @@ class Dialects:
     def __init__(
         self, model_name: str = "model", adapters: Collection[str] = (), *, strict: bool = False
     ) -> None:
-        self._own = Own()
         served = ServedModelName(model_name, adapters)
         responses = ResponsesApi(served, strict=strict)
         openai = OpenAi(served, strict=strict)
-        self._others: tuple[Dialect, ...] = (responses, openai, Llava(), Sglang(), Djl())
+        self._all: tuple[Dialect, ...] = (responses, openai, Llava(), Sglang(), Djl(), Own())
 
     def of(self, body: RequestBody) -> Dialect:
         """Return the dialect of a request: this package's own if no other matches.
@@ -41,4 +40,4 @@ class Dialects:
         Raises:
             InvalidRequest: only the body can decide, and it is unreadable.
         """
-        return next((dialect for dialect in self._others if dialect.matches(body)), self._own)
+        return next(dialect for dialect in self._all if dialect.matches(body))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.protocol.chat import AnyRequest
@@ -26,33 +27,25 @@ class Whole(NamedTuple):
     headers: Mapping[str, str] = {}  # of its form; without them, `Responder.piece` writes it
 
 
-class Responder(Protocol):
+class Responder(ABC):
     """The writer of the answer to one request. `event.body` is a document of this package's own protocol."""
 
-    @property
-    def stream_type(self) -> str:
-        """Return the content type of a stream."""
+    stream_type: ClassVar[str] = JSON  # the content type of a stream
+    idle: ClassVar[bytes] = b""  # the message of a gRPC stream without news
+    pulls: ClassVar[bool] = False  # its clients support `continue`
+    announces: ClassVar[bool] = False  # `piece` writes the acceptance of a request, too
 
-    @property
-    def idle(self) -> bytes:
-        """Return the message of a gRPC stream without news."""
-
-    @property
-    def pulls(self) -> bool:
-        """Return True if its clients support `continue`."""
-
-    @property
-    def announces(self) -> bool:
-        """Return True if `piece` writes the acceptance of a request, too."""
-
+    @abstractmethod
     def whole(self, event: Event) -> Whole:
         """Write the only response: an answer, or an error before anything was sent."""
 
+    @abstractmethod
     def piece(self, event: Event) -> bytes:
         """Write an event of a stream, framed for its content type; a late error is the last event."""
 
     def keep(self, event: Event) -> None:
         """Keep the answer of one of several replies for the only response."""
+        raise NotImplementedError(f"{type(self).__name__} has one reply")
 
 
 class Unnamed(enum.Enum):

@@ -11,13 +11,12 @@ from ts_stateful.protocol.requests import parse_request
 __all__ = ["Own", "OwnResponder"]
 
 
-class OwnResponder:
+class OwnResponder(Responder):
     """The engine's documents unchanged; over HTTP (`framed`) a stream is server-sent events."""
 
     stream_type = SSE
     idle = encode(TurnPart(""))
     pulls = True
-    announces = False
 
     def __init__(self, *, framed: bool = True) -> None:
         self._framed = framed
@@ -25,9 +24,6 @@ class OwnResponder:
     def whole(self, event: Event) -> Whole:
         """See `Responder`."""
         return Whole(event.status, event.body, event.content_type or JSON)
-
-    def keep(self, event: Event) -> None:
-        """See `Responder`. A request of this protocol has one reply."""
 
     def piece(self, event: Event) -> bytes:
         """See `Responder`."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from typing import ClassVar
+from abc import abstractmethod
 
 import msgspec
 from msgspec import Struct, structs
 
-from ts_stateful.frontend.dialects.dialect import JSON, Whole
+from ts_stateful.frontend.dialects.dialect import Responder, Whole
 from ts_stateful.protocol.answers import Logprob, Usage
 from ts_stateful.protocol.chat import ToolCall
 from ts_stateful.protocol.events import Event, EventKind
@@ -50,13 +49,8 @@ class EngineAnswer(Struct, frozen=True):
 _decode = msgspec.json.Decoder(EngineAnswer).decode
 
 
-class Translator(ABC):
+class Translator(Responder):
     """The responder of another dialect, one for each request."""
-
-    stream_type: ClassVar[str] = JSON
-    idle: ClassVar[bytes] = b""
-    pulls: ClassVar[bool] = False
-    announces: ClassVar[bool] = False
 
     def whole(self, event: Event) -> Whole:
         """See `Responder`."""

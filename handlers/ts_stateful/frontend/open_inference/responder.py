@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Struct, UnsetType
 
-from ts_stateful.frontend.dialects.dialect import JSON, Whole
+from ts_stateful.frontend.dialects.dialect import Responder, Whole
 from ts_stateful.frontend.dialects.responder import EngineError
 from ts_stateful.frontend.open_inference.requests import InferRequest
 from ts_stateful.frontend.parsing.headers import HEADER_LENGTH
@@ -51,13 +51,8 @@ def infer_error(sentence: str) -> bytes:
     return encode({"error": sentence})
 
 
-class InferErrors:
+class InferErrors(Responder):
     """The writer of errors, for requests that cannot be read."""
-
-    stream_type = JSON
-    idle = b""
-    pulls = False
-    announces = False
 
     def whole(self, event: Event) -> Whole:
         """See `Responder`."""
@@ -66,9 +61,6 @@ class InferErrors:
     def piece(self, event: Event) -> bytes:
         """See `Responder`."""
         return self.whole(event).body
-
-    def keep(self, event: Event) -> None:
-        """See `Responder`. A step has one answer."""
 
 
 class InferResponder(InferErrors):
