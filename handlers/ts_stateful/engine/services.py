@@ -29,7 +29,6 @@ class EventSink(Protocol):
 
     def emit(self, event: Event) -> None:
         """Take an event; called by the engine's thread."""
-        ...
 
 
 class Followers(Protocol):
@@ -37,11 +36,9 @@ class Followers(Protocol):
 
     def send(self, message: bytes) -> None:
         """Send a message to each of them; they do its work in the order of messages."""
-        ...
 
     def failed(self) -> None:
         """Return when the work of the last message, which failed here, has failed in each of them; else end the engine."""
-        ...
 
 
 class DriverLink(Protocol):
@@ -49,11 +46,9 @@ class DriverLink(Protocol):
 
     def receive(self) -> bytes | None:
         """Wait for the next message; return None after the driver has exited."""
-        ...
 
     def report_failure(self) -> None:
         """Report that the work of the last message failed."""
-        ...
 
 
 class LoadReport(Protocol):
@@ -61,11 +56,9 @@ class LoadReport(Protocol):
 
     def begin(self, name: str, num_bytes: int = 0) -> None:
         """Begin the next step, which reads `num_bytes` if they are known."""
-        ...
 
     def advance(self, share: float) -> None:
         """Set the share of the step that is done, from 0 to 1."""
-        ...
 
 
 class _NoReport:

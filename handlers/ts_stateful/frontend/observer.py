@@ -41,11 +41,9 @@ class Observer(Protocol):
 
     def answered(self, pending: PendingResponse, report: AnswerReport) -> None:
         """Take the report of a request whose last response was returned."""
-        ...
 
     def dropped(self, pending: PendingResponse) -> None:
         """Note a request whose client has disconnected."""
-        ...
 
 
 class Observers:

@@ -21,15 +21,12 @@ class Schedulable(Protocol):
     @property
     def num_to_prefill(self) -> int:
         """Tokens that must be computed before the first token can be generated; 0 while it decodes."""
-        ...
 
     def whole(self, count: int) -> int:
         """Return `count`, or more tokens if some of these can only be computed together with the next ones, or fewer."""
-        ...
 
     def waits_for(self, others: Collection[object], least: int) -> bool:
         """Return True if one of these computes `least` of its next tokens too, and will lend them."""
-        ...
 
 
 SequenceT = TypeVar("SequenceT", bound=Schedulable)

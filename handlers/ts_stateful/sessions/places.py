@@ -46,15 +46,12 @@ class Owners(Protocol):
 
     def owner_of(self, session_id: str) -> str | None:
         """Return the owner of a session by its id; None if it has none."""
-        ...
 
     def max_sessions(self, owner: str | None) -> int | None:
         """Return the limit of an owner's sessions; None if it has none of its own."""
-        ...
 
     def max_parked(self, owner: str | None) -> int:
         """Return the limit of an owner's parked sessions."""
-        ...
 
 
 class Parking(Protocol[StateT]):
@@ -62,11 +59,9 @@ class Parking(Protocol[StateT]):
 
     def can_park(self, session: Session[StateT]) -> bool:
         """Return True if the store has all of an idle session."""
-        ...
 
     def parked(self, session: Session[StateT]) -> None:
         """Note that a session has left the table."""
-        ...
 
 
 class NoParking:

@@ -13,11 +13,9 @@ class Reserve(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes on the device; all of them can be freed."""
-        ...
 
     def evict(self, num_bytes: int | None = None) -> int:
         """Drop tensors until `num_bytes` are free, or all; return the bytes that this freed."""
-        ...
 
 
 class NoReserve:

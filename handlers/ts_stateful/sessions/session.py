@@ -34,34 +34,27 @@ class SessionState(Protocol):
     @property
     def residency(self) -> Residency:
         """The tier that holds the tensors."""
-        ...
 
     @property
     def device_bytes(self) -> int:
         """Bytes on the device, shared ones not counted."""
-        ...
 
     @property
     def host_bytes(self) -> int:
         """Bytes in host memory, if that is not the device itself."""
-        ...
 
     @property
     def shared(self) -> Sequence[Shareable]:
         """The things that it shares with other sessions."""
-        ...
 
     def to_host(self) -> None:
         """Move the tensors from the device to host memory."""
-        ...
 
     def to_record(self) -> None:
         """Drop everything that can be read again, or computed from the record."""
-        ...
 
     def release(self) -> None:
         """Release what it holds: its session has ended."""
-        ...
 
 
 StateT = TypeVar("StateT", bound=SessionState)

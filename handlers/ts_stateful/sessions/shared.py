@@ -22,12 +22,10 @@ class Shareable(Protocol):
     @property
     def key(self) -> str:
         """The name of its content."""
-        ...
 
     @property
     def num_bytes(self) -> int:
         """Bytes on the device: 0 until they are computed, then constant."""
-        ...
 
 
 ShareableT = TypeVar("ShareableT", bound=Shareable)

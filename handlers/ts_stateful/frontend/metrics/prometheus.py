@@ -124,17 +124,14 @@ class MeasuredEngines(Protocol):
     @property
     def stats_by_engine(self) -> Sequence[Stats]:
         """The stats that each engine has reported last."""
-        ...
 
     @property
     def engines_up(self) -> Sequence[bool]:
         """True for each engine that is connected."""
-        ...
 
     @property
     def restarts_by_engine(self) -> Sequence[tuple[int, float]]:
         """The number of deaths of each engine, and the seconds without it."""
-        ...
 
 
 class MeasuredModel(NamedTuple):
