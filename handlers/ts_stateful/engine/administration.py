@@ -29,10 +29,13 @@ def administer(engine: SessionEngine[Any], operation: Operation) -> Outcome:
             kept = [session for session in engine.table if not session.ephemeral]
             parked = tuple(engine.table.places.parked) if operation.parked else ()
             return _outcome(engine, *kept, parked=parked)
-        if isinstance(operation, EvictSession):
-            return _evict(engine, operation.session_id)
-        if isinstance(operation, ExpireSession):
-            return _expire(engine, operation.session_id)
+        if isinstance(operation, EvictSession | ExpireSession):
+            session = _find(engine, operation.session_id)
+            if session is None:
+                return Outcome()
+            if isinstance(operation, ExpireSession):
+                return _expire(engine, session)
+            return _evict(engine, session)
         logging.getLogger().setLevel(operation.level)
         return Outcome()
     except engine.kind.fatal:
@@ -54,10 +57,7 @@ def _find(engine: SessionEngine[Any], session_id: str) -> Session[Any] | None:
     return next((one for one in kept if one.session_id == session_id), None)
 
 
-def _evict(engine: SessionEngine[Any], session_id: str) -> Outcome:
-    session = _find(engine, session_id)
-    if session is None:
-        return Outcome()
+def _evict(engine: SessionEngine[Any], session: Session[Any]) -> Outcome:
     if session.busy:
         return Outcome(error=_BUSY)
     session.state.to_record()
@@ -65,10 +65,7 @@ def _evict(engine: SessionEngine[Any], session_id: str) -> Outcome:
     return _outcome(engine, session)
 
 
-def _expire(engine: SessionEngine[Any], session_id: str) -> Outcome:
-    session = _find(engine, session_id)
-    if session is None:
-        return Outcome()
+def _expire(engine: SessionEngine[Any], session: Session[Any]) -> Outcome:
     session.expires_at = min(session.expires_at, session.last_used)
     engine.table.tally.shortened(session)
     outcome = _outcome(engine, session)
