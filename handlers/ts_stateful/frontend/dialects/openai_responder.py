@@ -98,7 +98,7 @@ class _CompletionResponder(OpenAiResponder, ABC):
         is_first = answer.choice not in self._num_calls
         events = [self.part(answer)] if has_rest or is_first else []
         nothing = EngineAnswer(choice=answer.choice)
-        last = self._choice(self._nothing(), nothing, self._finish_reason(answer))
+        last = self._choice(self._piece(None), nothing, self._finish_reason(answer))
         self._answers.append(answer)
         return b"".join([*events, self._event(last)])
 
@@ -113,12 +113,8 @@ class _CompletionResponder(OpenAiResponder, ABC):
         """Return the fields of the only choice of an answer."""
 
     @abstractmethod
-    def _piece(self, answer: EngineAnswer, *, is_first: bool) -> dict[str, Any]:
-        """Return those of a piece."""
-
-    @abstractmethod
-    def _nothing(self) -> dict[str, Any]:
-        """Return those of the last piece, which has no text."""
+    def _piece(self, answer: EngineAnswer | None, *, is_first: bool = False) -> dict[str, Any]:
+        """Return those of a piece; the last one has no answer."""
 
     @abstractmethod
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any]:
@@ -182,11 +178,8 @@ class TextResponder(_CompletionResponder):
     def _whole(self, answer: EngineAnswer) -> dict[str, Any]:
         return {"text": answer.text}
 
-    def _piece(self, answer: EngineAnswer, *, is_first: bool) -> dict[str, Any]:
-        return {"text": answer.text}
-
-    def _nothing(self) -> dict[str, Any]:
-        return {"text": ""}
+    def _piece(self, answer: EngineAnswer | None, *, is_first: bool = False) -> dict[str, Any]:
+        return {"text": answer.text if answer else ""}
 
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any]:
         return {
@@ -215,7 +208,9 @@ class ChatResponder(_CompletionResponder):
             message["tool_calls"] = calls
         return {"message": message}
 
-    def _piece(self, answer: EngineAnswer, *, is_first: bool) -> dict[str, Any]:
+    def _piece(self, answer: EngineAnswer | None, *, is_first: bool = False) -> dict[str, Any]:
+        if answer is None:
+            return {"delta": {}}
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
         if answer.text or not (answer.reasoning or answer.tool_calls):
             delta["content"] = answer.text
@@ -226,9 +221,6 @@ class ChatResponder(_CompletionResponder):
             numbered = enumerate(answer.tool_calls, start=num_calls)
             delta["tool_calls"] = [{"index": index, **_call(call)} for index, call in numbered]
         return {"delta": delta}
-
-    def _nothing(self) -> dict[str, Any]:
-        return {"delta": {}}
 
     def _logprobs(self, tokens: Sequence[Logprob]) -> dict[str, Any]:
         return {"content": list(map(scored, tokens)), "refusal": None}

@@ -52,13 +52,12 @@ class OutputItems:
         """End the last item, if more can follow in it."""
         if not self._open:
             return
-        item, part = self.items[-1], self.items[-1]["content"][0]
-        place = self._place(item) | {"content_index": 0}
+        part, place = self.items[-1]["content"][0], self._place_of_part()
         self._open = ""
         logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
         yield {"type": f"response.{part['type']}.done", **place, "text": part["text"], **logprobs}
         yield {"type": "response.content_part.done", **place, "part": part}
-        yield self._ended(item, status)
+        yield self._ended(status)
 
     def _begin(self, kind: str) -> Iterator[StreamEvent]:
         if self._open == kind:
@@ -82,27 +81,17 @@ class OutputItems:
             item = {"type": kind, "id": self._id("rs"), "summary": []}
             part = {"type": "reasoning_text", "text": ""}
         self.items.append({**item, "content": []})
-        yield self._added()
+        yield self._item_event("added")
         self.items[-1]["content"] = [part]
-        place = self._place(self.items[-1])
-        yield {
-            "type": "response.content_part.added",
-            **place,
-            "content_index": 0,
-            "part": dict(part),
-        }
+        place = self._place_of_part()
+        yield {"type": "response.content_part.added", **place, "part": dict(part)}
 
     def _add(
         self, kind: str, text: str, logprobs: Sequence[Logprob] | None = None
     ) -> Iterator[StreamEvent]:
-        item, part = self.items[-1], self.items[-1]["content"][0]
+        part, place = self.items[-1]["content"][0], self._place_of_part()
         part["text"] += text
-        event: StreamEvent = {
-            "type": f"response.{kind}.delta",
-            **self._place(item),
-            "content_index": 0,
-            "delta": text,
-        }
+        event: StreamEvent = {"type": f"response.{kind}.delta", **place, "delta": text}
         if kind == "output_text":
             event["logprobs"] = list(map(scored, logprobs or ()))
             part["logprobs"] += event["logprobs"]
@@ -112,33 +101,28 @@ class OutputItems:
         named = {"id": self._id("fc"), "call_id": call.id, "name": call.name}
         item = {"type": "function_call", **named, "arguments": "", "status": "in_progress"}
         self.items.append(item)
-        place = self._place(item)
-        yield self._added()
+        place = self._place()
+        yield self._item_event("added")
         item["arguments"] = call.arguments
         kind = "response.function_call_arguments"
         yield {"type": f"{kind}.delta", **place, "delta": call.arguments}
         yield {"type": f"{kind}.done", **place, "name": call.name, "arguments": call.arguments}
-        yield self._ended(item)
+        yield self._ended()
 
     def _id(self, kind: str) -> str:
         return self._response.item(kind, len(self.items))
 
-    def _place(self, item: dict[str, Any]) -> dict[str, Any]:
-        return {"item_id": item["id"], "output_index": len(self.items) - 1}
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
 
-    def _added(self) -> StreamEvent:
-        item = dict(self.items[-1])
-        return {
-            "type": "response.output_item.added",
-            "output_index": len(self.items) - 1,
-            "item": item,
-        }
+    def _place_of_part(self) -> dict[str, Any]:
+        return {**self._place(), "content_index": 0}
 
-    def _ended(self, item: dict[str, Any], status: str = "completed") -> StreamEvent:
-        if "status" in item:
-            item["status"] = status
-        return {
-            "type": "response.output_item.done",
-            "output_index": len(self.items) - 1,
-            "item": dict(item),
-        }
+    def _ended(self, status: str = "completed") -> StreamEvent:
+        if "status" in self.items[-1]:
+            self.items[-1]["status"] = status
+        return self._item_event("done")
+
+    def _item_event(self, name: str) -> StreamEvent:
+        number, item = len(self.items) - 1, dict(self.items[-1])
+        return {"type": f"response.output_item.{name}", "output_index": number, "item": item}
