@@ -1,9 +1,9 @@
-"""The paths of the ResponsesApi API, after `v1/`: responses, conversations, and their items."""
+"""The paths of the Responses API, after `v1/`: responses, conversations, and their items."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Literal
 
 from msgspec import structs
 
@@ -147,7 +147,7 @@ class ResponsesApi:
     def _of_conversation(self, body: RequestBody, rest: list[str]) -> Translation | None:
         method = _method(body)
         if not rest:
-            return self._add(body, None, "conversation") if method == "POST" else None
+            return self._add(body) if method == "POST" else None
         name, *rest = rest
         session_id = session_of_conversation(name)
         missing = NotFound("Conversation", name)
@@ -159,7 +159,7 @@ class ResponsesApi:
             close = Close(session_id=session_id)
             return _known(close, DeletedResponder(missing, name, "conversation.deleted"))
         if not rest and method == "POST":
-            return self._add(body, session_id, "items", missing, only="metadata")
+            return self._add(body, session_id, missing, only="metadata")
         if not rest and method == "GET":
             return _known(recall, ConversationResponder(missing))
         if not is_items or len(item_ids) > 1:
@@ -172,26 +172,27 @@ class ResponsesApi:
         if item_ids:
             return _known(recall, ItemResponder(missing, item_ids[0]))
         if method == "POST":
-            return self._add(body, session_id, "items", missing, only="items")
+            return self._add(body, session_id, missing, only="items")
         return _known(recall, ItemsResponder(missing, Page.of(body.query), of_response=False))
 
     def _add(
         self,
         body: RequestBody,
-        session_id: str | None,
-        kind: Any,
+        session_id: str | None = None,
         missing: NotFound | None = None,
         *,
-        only: str | None = None,
+        only: Literal["items", "metadata"] | None = None,
     ) -> Translation:
+        """Translate a request that adds to a conversation, or that makes one: then no session is named."""
         _check_new(body, session_id)
         fields = FieldFilter(strict=self._strict)
         asked = read_conversation(body.document, fields, only=only)
         items: Items = read_items(asked.items, fields, "items")
-        metadata = asked.metadata
-        if kind == "conversation":
-            metadata = metadata or {}
-        note = Note(kind, int(self._clock.unix()), items.documents, metadata=metadata)
+        created_at = int(self._clock.unix())
+        if session_id is None:
+            note = Note("conversation", created_at, items.documents, metadata=asked.metadata or {})
+        else:
+            note = Note("items", created_at, items.documents, metadata=asked.metadata)
         request = Respond(
             session_id=session_id,
             after=None if session_id else 0,
