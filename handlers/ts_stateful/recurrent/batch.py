@@ -197,7 +197,7 @@ _FLAGS: dict[Control, Callable[[InputRow], bool]] = {
 
 
 def _grouped(tensors: Sequence[Input | State]) -> list[int]:
-    """Return the numbers of the states that must be equally long in all rows of a pass."""
+    """Return the numbers of the tensors that must be equally long in all rows of a pass."""
     return [
         number
         for number, tensor in enumerate(tensors)

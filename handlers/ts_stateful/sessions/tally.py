@@ -71,9 +71,9 @@ class Tally(Generic[StateT]):
         """Count a session no more."""
         self._count(session, -1)
         self._changing.discard(session)
-        gone = self._bytes.pop(session)
-        self._device -= gone.device
-        self._host -= gone.host
+        removed = self._bytes.pop(session)
+        self._device -= removed.device
+        self._host -= removed.host
 
     def changed(self, session: Session[StateT]) -> None:
         """Note that a session is used, or that its bytes changed."""
@@ -98,7 +98,7 @@ class Tally(Generic[StateT]):
         return self._host
 
     def may_expire(self, now: float) -> bool:
-        """Return False if no session has expired for certain."""
+        """Return False if certainly no session has expired."""
         return now >= self._earliest
 
     def looked(self, sessions: Iterable[Session[StateT]], now: float) -> None:

@@ -109,7 +109,7 @@ class Context:
             fork.kv = self.kv.copy(length)
 
     def num_lent(self, length: int) -> int:
-        """Return of how many of the first `length` tokens `lend_kv` copies the KV states."""
+        """Return the number of the first `length` tokens whose KV states `lend_kv` copies."""
         length = 0 if self.kv.per_prompt else min(length, self.kv.length)
         recurrent = self.kv.recurrent
         return length if recurrent is None else recurrent.copy(length).length

@@ -65,7 +65,7 @@ def same_states(
     images: Sequence[MediaInput],
     media_tokens: Collection[int],
 ) -> int:
-    """Return for how many of `ids`, in which `images` stand, the KV states of `log`, in which those `shown` do, are valid.
+    """Return the number of first `ids`, with `images` in them, for which the KV states of `log`, with those `shown`, are valid.
 
     Two images may have the same ids, so the first one that shows something else ends the common part.
     """

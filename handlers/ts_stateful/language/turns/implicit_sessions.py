@@ -112,7 +112,7 @@ class ImplicitSessions:
         self.num_continued += 1
 
     def lend(self, sequence: Sequence) -> int:
-        """Give a session that a request opens the KV states of more of its first ids; return of how many ids.
+        """Give a session that a request opens the KV states of more of its first ids; return their number.
 
         Clients of the Responses API may send all items, and let each response open a session. Agents begin with the same tools,
         a system prompt may have the time at its end, and a client may have shortened a reply. So the session with most of the
@@ -141,7 +141,7 @@ class ImplicitSessions:
         return 0 if context.kv is own else context.kv.length
 
     def valid(self, sequence: Sequence) -> int:
-        """Return for how many ids of a turn the states of its session are."""
+        """Return the number of first ids of a turn for which the states of its session are valid."""
         context, images, tokens = sequence.context, sequence.all_images, self._model.media_tokens
         return same_states(context.log, context.images, sequence.ids, images, tokens)
 
@@ -261,7 +261,7 @@ class ImplicitSessions:
 
 
 def _fit(found: tuple[int, _Kept]) -> tuple[int, bool, int]:
-    """Return what is greater for one with more common turns, which can be continued in place, and has fewer others."""
+    """Return a key that is greater for more common turns, then for one to be continued in place, then for fewer others."""
     num_turns, kept = found
     return num_turns, kept.num_bytes is not None, -len(kept.session.turns)
 

@@ -39,7 +39,7 @@ class PrefixSharing:
         self._shared = shared
 
     def lend(self, sequence: Sequence) -> int:
-        """Give a session that has fewer the KV states of its system prompt, if there are any; return of how many ids."""
+        """Give a session with fewer KV states those of its system prompt, if there are any; return the number of their ids."""
         context = sequence.context
         opening, kept = self._opening(sequence)
         length = prefix_length(opening, self._media_tokens)
@@ -62,7 +62,7 @@ class PrefixSharing:
             prefix.learn(sequence.context.kv, self._table.make_room)
 
     def _opening(self, sequence: Sequence) -> tuple[Items[int], int]:
-        """Return the ids of the system prompt and of what always follows it, and how many of them the turn begins with."""
+        """Return the ids of the system prompt and of what always follows it, and the number of them that begin the turn."""
         if isinstance(sequence.command, Open):
             return sequence.ids, len(sequence.ids)
         command, system = sequence.command, self._system(sequence)

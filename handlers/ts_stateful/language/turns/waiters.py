@@ -75,8 +75,8 @@ class Waiters:
         for sequence in list(self._unfinished):
             for waiter in [w for w in sequence.continues if now >= w.deadline]:
                 self._answer(sequence, waiter)
-        gone = [s for s in self._unfinished if now - (s.orphaned_at or now) >= self._reattach_s]
-        return [s for s in gone if s.ephemeral or not self._away]
+        late = [s for s in self._unfinished if now - (s.orphaned_at or now) >= self._reattach_s]
+        return [s for s in late if s.ephemeral or not self._away]
 
     def next_deadline(self) -> float | None:
         """Return the clock's time at which `tick` has something to do, or None."""
