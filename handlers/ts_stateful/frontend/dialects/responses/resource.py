@@ -15,7 +15,6 @@ __all__ = [
     "failed",
     "finished",
     "listed_items",
-    "output_items",
     "unfinished",
     "whole",
 ]
@@ -61,15 +60,14 @@ def finished(
     return {**made, "usage": _usage(answer.usage)}
 
 
-def whole(document: TurnDocument) -> dict[str, Any]:
+def whole(document: TurnDocument, note: Note) -> dict[str, Any]:
     """Return the response of a turn as it stands."""
-    note = decode_note(document.note)
     if document.finish_reason is None:
         return unfinished(document.response, note)
-    return finished(document.response, note, document, output_items(document, note))
+    return finished(document.response, note, document, _output_items(document, note))
 
 
-def output_items(document: TurnDocument, note: Note) -> list[dict[str, Any]]:
+def _output_items(document: TurnDocument, note: Note) -> list[dict[str, Any]]:
     """Return the output items of a turn that is complete."""
     output = OutputItems(document.response)
     ended = output.end(document.finish_reason, forced_empty=note.kind == "response")
@@ -88,7 +86,7 @@ def listed_items(document: TurnDocument, *, with_output: bool) -> list[dict[str,
         for index, item in enumerate(note.items)
     ]
     if with_output and document.finish_reason is not None and note.kind == "response":
-        items += output_items(document, note)
+        items += _output_items(document, note)
     return items
 
 

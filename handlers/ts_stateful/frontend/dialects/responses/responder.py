@@ -19,7 +19,6 @@ from ts_stateful.frontend.dialects.responses.resource import (
     TurnDocument,
     failed,
     finished,
-    output_items,
     unfinished,
     whole,
 )
@@ -91,7 +90,7 @@ class ResponseResponder(OpenAiResponder):
 
     def document(self, answer: TurnDocument) -> dict[str, Any] | NotFound:
         """Return the document of an answer, or the error if what was asked for is not in it."""
-        return whole(answer)
+        return whole(answer, decode_note(answer.note))
 
     def error(self, error: EngineError) -> Whole:
         """See `Translator`."""
@@ -123,9 +122,7 @@ class CreatedResponder(ResponseResponder):
 
     def document(self, answer: TurnDocument) -> dict[str, Any]:
         """See `ResponseResponder`. One in the background is answered before it ends."""
-        if answer.finish_reason is None:
-            return unfinished(answer.response, self._note)
-        return finished(answer.response, self._note, answer, output_items(answer, self._note))
+        return whole(answer, self._note)
 
 
 class StreamResponder(ResponseResponder):
