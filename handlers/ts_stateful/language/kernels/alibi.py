@@ -90,7 +90,7 @@ def _bloom(attention: Any, bias: Bias, hidden: Tensor, residual: Tensor, **kwarg
 
 
 def _mpt(attention: Any, bias: Bias, hidden: Tensor, **kwargs: Any) -> Any:
-    cache = kwargs["past_key_values"]
+    cache = kwargs["cache" if "cache" in kwargs else "past_key_values"]
     if not _is_flat(cache):
         return type(attention).forward(attention, hidden, **kwargs)
     mixed = attention.Wqkv(hidden)

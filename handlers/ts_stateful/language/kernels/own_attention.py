@@ -12,13 +12,15 @@ from ts_stateful.language.kernels.states import States
 
 __all__ = ["exchange_methods", "own_windows"]
 
+_WITH_METHOD = ("CodeGenAttention", "GPTJAttention")  # before transformers 5.24
+
 
 def exchange_methods(network: nn.Module) -> None:
     """Let these models' methods take the states of many sessions; tensors go to stock code as before."""
     for module in network.modules():
         attention: Any = module
         name = type(attention).__name__
-        if name in ("CodeGenAttention", "GPTJAttention"):
+        if name in _WITH_METHOD and hasattr(attention, "_attn"):
             attention._attn = partial(_attend, attention, Rule(1 / attention.scale_attn), None)
         elif name == "GPTNeoSelfAttention":
             window = _window(attention.config, attention.attention_type)

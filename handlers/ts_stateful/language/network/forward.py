@@ -28,6 +28,7 @@ from ts_stateful.language.network.adapters import Adapters
 from ts_stateful.language.network.choices import ChoiceKernels
 from ts_stateful.language.network.deepstack import deepstack_added
 from ts_stateful.language.network.layer_kinds import layer_chunks
+from ts_stateful.language.network.layout import cache_name
 from ts_stateful.language.parallel.driver import Driver
 
 __all__ = ["Forward"]
@@ -49,7 +50,7 @@ class Forward:
         chunks = layer_chunks(self.text_config)
         self.cache = StepCache(len(layout.layers), chunks, layout.recurrent)
         accepts = inspect.signature(network.forward).parameters
-        self._cache_name = "past_key_values" if "past_key_values" in accepts else "cache_params"
+        self._cache_name = cache_name(network)
         self._keeps_logits = "logits_to_keep" in accepts
         self._attends = any(shape.heads for shape in layout.layers)
         self._takes_positions = "position_ids" in accepts  # models with ALiBi do not

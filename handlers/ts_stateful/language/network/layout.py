@@ -13,7 +13,16 @@ from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
 
-__all__ = ["find_layout", "reads_whole"]
+__all__ = ["cache_name", "find_layout", "reads_whole"]
+
+# Names of the argument with the states of past tokens: since transformers 5.24, before, and of Mamba before.
+_CACHES = ("cache", "past_key_values", "cache_params")
+
+
+def cache_name(network: PreTrainedModel) -> str:
+    """Return the name of the argument with the states of past tokens; empty if the model takes none."""
+    accepts = inspect.signature(network.forward).parameters
+    return next((name for name in _CACHES if name in accepts), "")
 
 
 def reads_whole(network: PreTrainedModel) -> bool:
@@ -35,7 +44,7 @@ def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
     beside = getattr(config, "cross_attention_layers", None) or ()  # they keep nothing of a text
     cache = DynamicCache(config=config) if INDEXED in kinds or beside else DynamicCache()
     token = torch.zeros(1, 1, dtype=torch.long, device=network.device)
-    network(input_ids=token, past_key_values=cache, use_cache=True)
+    network(input_ids=token, use_cache=True, **{cache_name(network): cache})
     layers = [layer for at, layer in enumerate(cache.layers) if at not in beside]
     if not layers or not all(isinstance(layer.keys, Tensor) for layer in layers):
         raise ConfigError(
@@ -61,9 +70,7 @@ def _recurrent_layout(network: PreTrainedModel, name: str) -> KVLayout:
     config = network.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config)
     token = torch.zeros(1, 1, dtype=torch.long, device=network.device)
-    takes = inspect.signature(network.forward).parameters
-    cache_name = "past_key_values" if "past_key_values" in takes else "cache_params"
-    network(input_ids=token, use_cache=True, **{cache_name: cache})
+    network(input_ids=token, use_cache=True, **{cache_name(network): cache})
     shapes, counts, num_bytes, dtype = [], [], 0, network.dtype
     for layer in cache.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

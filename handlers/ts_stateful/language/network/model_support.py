@@ -23,7 +23,7 @@ from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.image_positions import knows_positions
 from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
-from ts_stateful.language.network.layout import find_layout, reads_whole
+from ts_stateful.language.network.layout import cache_name, find_layout, reads_whole
 from ts_stateful.language.network.one_pass import find_forward
 from ts_stateful.language.parallel.whole import is_split, whole_weights
 
@@ -90,8 +90,7 @@ def check_network(
     Raises:
         ConfigError: the model cannot be served exactly; the message has the reason.
     """
-    accepts = inspect.signature(network.forward).parameters
-    if not accepts.keys() & {"past_key_values", "cache_params"}:
+    if not cache_name(network):
         raise ConfigError(
             f"{name}: {type(network).__name__} takes no keys and values of past tokens"
         )
