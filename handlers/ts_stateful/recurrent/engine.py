@@ -58,13 +58,11 @@ class RecurrentKind:
         self._settings = settings
         self._pool = pool
         self._num_steps = 0
-        self._passes = Passes(program, settings, pool, pool.device)
+        self._passes = Passes(program, settings, pool)
         outbox = StepOutbox(settings, program.name, core.outbox.events, core.clock)
         self.persistence = NoStepPersistence()
         if core.store is not None:
             self.persistence = StepPersistence(core, core.store, pool, scope)
-        if core.config.engine.on_full == "park":
-            core.table.places.parking = self.persistence
         sequences = Sequences(core, settings, pool, self.persistence)
         self._steps = StepLifecycle(core, settings, sequences, outbox, self.persistence)
         self._requests = RecurrentRequests(core, sequences, self._steps, outbox, self.persistence)
@@ -113,9 +111,9 @@ class RecurrentKind:
 
     def step(self) -> None:
         """Run the steps that have waited longest, and those that can run beside them."""
-        jobs = self._steps.next_jobs()
-        if jobs:
-            self._run(jobs)
+        steps = self._steps.next_steps()
+        if steps:
+            self._run(steps)
 
     def stats(self) -> Stats:
         """See `ModelKind`."""
@@ -132,31 +130,31 @@ class RecurrentKind:
         assert len(set(held)) == len(held)
         assert len(held) + self._pool.num_free == self._pool.max_slots
 
-    def _run(self, jobs: Sequence[PendingStep]) -> None:
+    def _run(self, steps: Sequence[PendingStep]) -> None:
         """Run a pass. A step that makes it fail is refused, and the others run without it."""
         try:
-            stepped, answers = self._stepped(jobs)
+            stepped, answers = self._stepped(steps)
         except torch.AcceleratorError:
             raise  # the device is poisoned: the process must die, and its supervisor starts another
         except Exception as error:  # a model may raise anything
             clear_frames(error.__traceback__)  # or they would keep what the pass has computed
-            if len(jobs) > 1:
-                for job in jobs:
-                    self._run([job])
+            if len(steps) > 1:
+                for step in steps:
+                    self._run([step])
             elif isinstance(error, (torch.OutOfMemoryError, MemoryError)):
                 reason = OutOfMemory("the device has no memory left for this step")
-                self._steps.fail(jobs[0], reason)
+                self._steps.fail(steps[0], reason)
             else:
-                self._steps.fail(jobs[0], defect(error, "a step"))
+                self._steps.fail(steps[0], defect(error, "a step"))
             return
-        self._num_steps += len(jobs) - len(stepped.errors)
-        self._steps.finish(jobs, stepped, answers)
+        self._num_steps += len(steps) - len(stepped.errors)
+        self._steps.finish(steps, stepped, answers)
 
-    def _stepped(self, jobs: Sequence[PendingStep]) -> tuple[Stepped, Sequence[Answered]]:
+    def _stepped(self, steps: Sequence[PendingStep]) -> tuple[Stepped, Sequence[Answered]]:
         """Return the results and the answers of a pass. If this raises, all states are as they were."""
-        rows, slots = [job.row for job in jobs], [job.session.state.slot for job in jobs]
+        rows, slots = [step.row for step in steps], [step.session.state.slot for step in steps]
         stepped = self._passes.run(rows, slots)
-        answers = self._steps.answers(jobs, stepped)  # a result of the model may not be readable
+        answers = self._steps.answers(steps, stepped)  # a result of the model may not be readable
         self._passes.keep(stepped)
         return stepped, answers
 

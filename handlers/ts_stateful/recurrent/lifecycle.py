@@ -47,65 +47,65 @@ class StepLifecycle:
         """Return the number of sequences with a step that waits."""
         return len(self._ready)
 
-    def add(self, job: PendingStep) -> None:
+    def add(self, step: PendingStep) -> None:
         """Add a step to the end of its sequence's queue."""
-        work = job.session.work
-        work.append(job)
+        work = step.session.work
+        work.append(step)
         if len(work) == 1:
-            self._advance(job.session)
+            self._advance(step.session)
 
-    def next_jobs(self) -> list[PendingStep]:
+    def next_steps(self) -> list[PendingStep]:
         """Return the steps of the next pass, each with a slot; those without memory fail."""
-        jobs = self._ready.next_jobs()
-        stuck = [job for job in jobs if not job.session.state.has_slot]
-        for job in stuck:
-            self.fail(job, OutOfMemory("the device has no memory left for this step"))
-        return [job for job in jobs if job not in stuck] if stuck else jobs
+        steps = self._ready.next_steps()
+        stuck = [step for step in steps if not step.session.state.has_slot]
+        for step in stuck:
+            self.fail(step, OutOfMemory("the device has no memory left for this step"))
+        return [step for step in steps if step not in stuck] if stuck else steps
 
-    def answers(self, jobs: Sequence[PendingStep], stepped: Stepped) -> Sequence[Answered]:
+    def answers(self, steps: Sequence[PendingStep], stepped: Stepped) -> Sequence[Answered]:
         """Return the answers to the steps of a pass that have succeeded and are not answered yet."""
         done = []
-        for row, job in enumerate(jobs):
-            if row not in stepped.errors and job.recorded is None:
-                self._table.touch(job.session)
-                done.append((row, job))
+        for row, step in enumerate(steps):
+            if row not in stepped.errors and step.recorded is None:
+                self._table.touch(step.session)
+                done.append((row, step))
         return self._outbox.answers(done, stepped.outputs)
 
     def finish(
-        self, jobs: Sequence[PendingStep], stepped: Stepped, answers: Sequence[Answered]
+        self, steps: Sequence[PendingStep], stepped: Stepped, answers: Sequence[Answered]
     ) -> None:
         """Take the results of a pass and its `answers`; each is sent when its step is written."""
         done = []
-        for row, (job, lengths) in enumerate(zip(jobs, stepped.lengths, strict=True)):
+        for row, (step, lengths) in enumerate(zip(steps, stepped.lengths, strict=True)):
             if row in stepped.errors:
-                self.fail(job, stepped.errors[row])
+                self.fail(step, stepped.errors[row])
                 continue
-            state = job.session.state
+            state = step.session.state
             state.lengths = lengths
             state.num_steps += 1
-            if job.recorded is None:
-                done.append(job)
+            if step.recorded is None:
+                done.append(step)
             else:
-                self._repeated(job, job.recorded)
-        for job, answered in zip(done, answers, strict=True):
-            if job.session.state.log_position is None:
-                self._answer(job, answered)
+                self._repeated(step, step.recorded)
+        for step, answered in zip(done, answers, strict=True):
+            if step.session.state.log_position is None:
+                self._answer(step, answered)
             else:
-                self._ready.remove(job.session)
-                written = partial(self._written, job, answered)
-                self._persistence.write(job.session, answered, written, job.row)
+                self._ready.remove(step.session)
+                written = partial(self._written, step, answered)
+                self._persistence.write(step.session, answered, written, step.row)
 
-    def fail(self, job: PendingStep, error: StatefulError) -> None:
+    def fail(self, step: PendingStep, error: StatefulError) -> None:
         """Refuse a step: its sequence stands where the last step left it."""
-        session = job.session
-        if job.recorded is not None:
+        session = step.session
+        if step.recorded is not None:
             self.lose(session, error)
             self._core.waiting.release(session.session_id, error=error)
             return
         if session.state.num_steps:
-            self._refuse(job, error)
+            self._refuse(step, error)
         else:
-            self._not_begun(job, error)
+            self._not_begun(step, error)
         self._advance(session)
 
     def adopt(self, session: _Session, *, in_use: bool) -> bool:
@@ -130,67 +130,67 @@ class StepLifecycle:
         while session.work:
             self._refuse(session.work[0], error)
 
-    def _refuse(self, job: PendingStep, error: StatefulError) -> None:
-        self._leave(job)
-        self._send_refusals([job], error)
+    def _refuse(self, step: PendingStep, error: StatefulError) -> None:
+        self._leave(step)
+        self._send_refusals([step], error)
 
-    def _send_refusals(self, jobs: Sequence[PendingStep], error: StatefulError) -> None:
-        for job in jobs:
-            for request_id in job.request_ids:
-                self._outbox.refuse(request_id, error, job.session.session_id)
+    def _send_refusals(self, steps: Sequence[PendingStep], error: StatefulError) -> None:
+        for step in steps:
+            for request_id in step.request_ids:
+                self._outbox.refuse(request_id, error, step.session.session_id)
 
-    def _not_begun(self, job: PendingStep, error: StatefulError) -> None:
+    def _not_begun(self, step: PendingStep, error: StatefulError) -> None:
         """Refuse a first step. The next START that waits is now the first one; if there is none, there is no sequence."""
-        session, work = job.session, job.session.work
-        self._leave(job)
-        following = list(takewhile(lambda one: not one.step.start, work))
+        session, work = step.session, step.session.work
+        self._leave(step)
+        following = list(takewhile(lambda one: not one.command.start, work))
         for one in following:
             self._leave(one)
 
         def refuse(outcome: Any = None) -> None:
             # Those that follow would be answered wrongly without this one.
-            self._send_refusals([job], error)
+            self._send_refusals([step], error)
             self._send_refusals(following, SessionNotFound("the sequence could not be begun"))
 
         if work:
-            work[0].creates_session = job.creates_session
+            work[0].creates_session = step.creates_session
             refuse()
             return
         self._table.forget(session)
-        if job.creates_session:
+        if step.creates_session:
             refuse()
         else:  # the store has the sequence before it, or the one that was opened: a crash must not bring it back
             self._persistence.ended(session, "closed", refuse)
 
-    def _written(self, job: PendingStep, answered: Answered, error: StatefulError | None) -> None:
-        session = job.session
-        if not session.work or session.work[0] is not job:
+    def _written(self, step: PendingStep, answered: Answered, error: StatefulError | None) -> None:
+        session = step.session
+        if not session.work or session.work[0] is not step:
             return  # it was closed meanwhile, and its requests were refused
         if error is not None:
             self.lose(session, error)
         else:
-            self._answer(job, answered)
+            self._answer(step, answered)
 
-    def _answer(self, job: PendingStep, answered: Answered) -> None:
-        session = job.session
+    def _answer(self, step: PendingStep, answered: Answered) -> None:
+        session = step.session
         session.state.last_answer = answered.repeatable
-        self._leave(job)
-        if job.step.end:
+        self._leave(step)
+        if step.command.end:
             self._end(session, answered)
         elif session.work:
             self._advance(session)
-        if job.other_ids:
-            self._outbox.send_all(job, answered)
+        if step.other_ids:
+            self._outbox.send_all(step, answered)
         else:
-            self._outbox.send(job.request_ids, session.session_id, answered)
+            self._outbox.send(step.request_ids, session.session_id, answered)
 
-    def _repeated(self, job: PendingStep, answered: Answered) -> None:
+    def _repeated(self, step: PendingStep, answered: Answered) -> None:
         """Take a step that was run again for its states."""
-        job.session.state.last_answer = answered.repeatable
-        self._leave(job)
-        self._advance(job.session)
-        if not job.session.work:
-            self._core.waiting.release(job.session.session_id)
+        step.session.state.last_answer = answered.repeatable
+        self._leave(step)
+        self._advance(step.session)
+        if not step.session.work:
+            self._core.waiting.release(step.session.session_id)
 
     def _end(self, session: _Session, answered: Answered) -> None:
         """Close a sequence after its last step; the steps that wait belong to the next sequence of this id."""
@@ -203,36 +203,36 @@ class StepLifecycle:
             return
         following = self._sequences.begin(session.session_id)
         following.state.log_position = session.state.log_position
-        for job in waiting:
-            job.session = following
-            following.work.append(job)
+        for step in waiting:
+            step.session = following
+            following.work.append(step)
         waiting[0].creates_session = True
         self._advance(following)
 
-    def _leave(self, job: PendingStep) -> None:
-        left = job.session.work.pop(0)
-        assert left is job
-        self._ready.remove(job.session)
-        self._table.touch(job.session)  # the idle time begins when the work ends
+    def _leave(self, step: PendingStep) -> None:
+        left = step.session.work.pop(0)
+        assert left is step
+        self._ready.remove(step.session)
+        self._table.touch(step.session)  # the idle time begins when the work ends
 
     def _advance(self, session: _Session) -> None:
         """Put the first step that follows the last one into the next pass; refuse those before it."""
         while session.work and not self._fits(session.work[0]):
             pass
 
-    def _fits(self, job: PendingStep) -> bool:
-        state = job.session.state
-        number = 1 if job.step.start else state.num_steps + 1
-        if job.step.turn not in (None, number):
-            error = gap(job.step.turn, number)
-            if job.creates_session:
-                self._not_begun(job, error)
+    def _fits(self, step: PendingStep) -> bool:
+        state = step.session.state
+        number = 1 if step.command.start else state.num_steps + 1
+        if step.command.turn not in (None, number):
+            error = gap(step.command.turn, number)
+            if step.creates_session:
+                self._not_begun(step, error)
             else:
-                self._refuse(job, error)
+                self._refuse(step, error)
             return False
-        if job.step.start and state.num_steps:
+        if step.command.start and state.num_steps:
             state.reset()
-            self._table.renew(job.session)
-        job.come_next()
-        self._ready.add(job)
+            self._table.renew(step.session)
+        step.come_next()
+        self._ready.add(step)
         return True

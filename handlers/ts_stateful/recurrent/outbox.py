@@ -55,15 +55,15 @@ class StepOutbox(Outbox):
     ) -> list[Answered]:
         """Return the answers to steps that were these rows of a pass, before they are counted."""
         answers = []
-        for row, job in done:
-            step, session = job.step, job.session
+        for row, step in done:
+            command, session = step.command, step.session
             until = content_type = None
-            if job.creates_session and not step.end:
+            if step.creates_session and not command.end:
                 until = self.until(session.expires_at)
-            shown = self._asked(step) if step.outputs else self._shown
-            if job.encoding is Encoding.RAW and self._raw is not None:
+            shown = self._asked(command) if command.outputs else self._shown
+            if step.encoding is Encoding.RAW and self._raw is not None:
                 body, content_type = self._raw_body(outputs[self._raw].tensor(row))
-            elif job.encoding is Encoding.PACKED:
+            elif step.encoding is Encoding.PACKED:
                 packed = tuple(outputs[number].packed(row) for number in shown)
                 body = msgspec.msgpack.encode(PackedAnswer(self.model_name, packed))
                 content_type = PackedAnswer.content_type
@@ -73,12 +73,12 @@ class StepOutbox(Outbox):
                     session_id=session.session_id,
                     turn=session.state.num_steps + 1,
                     outputs=[outputs[number].answers[row] for number in shown],
-                    id=step.id,
-                    closed=step.end,
+                    id=command.id,
+                    closed=command.end,
                 )
                 body = encode(document)
             answered = Answered(
-                job.request_ids, body, content_type, until, step.end, identity=job.identity
+                step.request_ids, body, content_type, until, command.end, identity=step.identity
             )
             answers.append(answered)
         return answers
@@ -97,12 +97,12 @@ class StepOutbox(Outbox):
             )
             self.events.emit(event)
 
-    def send_all(self, job: PendingStep, answered: Answered) -> None:
+    def send_all(self, step: PendingStep, answered: Answered) -> None:
         """Send an answer to all requests that wait for a step, to each with the id that its client gave it."""
-        session_id, others = job.session.session_id, job.other_ids or {}
+        session_id, others = step.session.session_id, step.other_ids or {}
         if answered.content_type is not None:
             others = {}
-        self.send([one for one in job.request_ids if one not in others], session_id, answered)
+        self.send([one for one in step.request_ids if one not in others], session_id, answered)
         for request_id, asked in others.items():
             body = _document(answered, id=asked)
             self.send([request_id], session_id, structs.replace(answered, body=body))

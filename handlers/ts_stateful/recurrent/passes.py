@@ -34,13 +34,11 @@ class Stepped(NamedTuple):
 class Passes:
     """Runs passes of one model."""
 
-    def __init__(
-        self, program: Program, settings: StateConfig, pool: SlotPool, device: torch.device
-    ) -> None:
+    def __init__(self, program: Program, settings: StateConfig, pool: SlotPool) -> None:
         self._program = program
         self._settings = settings
         self._pool = pool
-        self._shaper = Shaper(settings, device)
+        self._shaper = Shaper(settings, pool.device)
 
     def run(self, rows: Sequence[InputRow], slots: Sequence[int]) -> Stepped:
         """Step the sequences in these slots, whose rows must have the same key (see `Grouping`).

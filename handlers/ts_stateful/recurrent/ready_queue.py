@@ -29,44 +29,44 @@ class ReadyQueue:
         self._grouping = Grouping(settings)
         self._table = table
         self._pool = pool
-        self._jobs: dict[str, PendingStep] = {}
+        self._steps: dict[str, PendingStep] = {}
 
     def __len__(self) -> int:
         """Return the number of sequences with a step that waits."""
-        return len(self._jobs)
+        return len(self._steps)
 
-    def add(self, job: PendingStep) -> None:
+    def add(self, step: PendingStep) -> None:
         """Add the next step of a sequence that has none here."""
-        session_id = job.session.session_id
-        assert session_id not in self._jobs
-        self._jobs[session_id] = job
+        session_id = step.session.session_id
+        assert session_id not in self._steps
+        self._steps[session_id] = step
 
     def remove(self, session: Session[SequenceState]) -> None:
         """Remove a sequence's step, if it has one here."""
-        self._jobs.pop(session.session_id, None)
+        self._steps.pop(session.session_id, None)
 
-    def next_jobs(self) -> list[PendingStep]:
+    def next_steps(self) -> list[PendingStep]:
         """Return the steps of the next pass; they stay here until they are removed. Without memory some have no slot."""
         most = min(self._max_rows, self._pool.max_slots)
-        jobs = list(islice(self._alike(), most))
+        steps = list(islice(self._alike(), most))
         with contextlib.suppress(torch.OutOfMemoryError, MemoryError):
-            self._give_slots(jobs)
-        return jobs
+            self._give_slots(steps)
+        return steps
 
     def _alike(self) -> Iterable[PendingStep]:
         """Return the steps that can run together with the one that has waited longest, in their order."""
-        jobs, key = self._jobs.values(), self._grouping.key
-        if not jobs or self._grouping.is_trivial:
-            return jobs
-        wanted = key(next(iter(jobs)).row)
-        return (job for job in jobs if key(job.row) == wanted)
+        steps, key = self._steps.values(), self._grouping.key
+        if not steps or self._grouping.is_trivial:
+            return steps
+        wanted = key(next(iter(steps)).row)
+        return (step for step in steps if key(step.row) == wanted)
 
-    def _give_slots(self, jobs: list[PendingStep]) -> None:
+    def _give_slots(self, steps: list[PendingStep]) -> None:
         """Give all of these slots: free ones, else those of idle sessions, else of others, least recently used first."""
-        missing = [job.session.state for job in jobs if not job.session.state.has_slot]
+        missing = [step.session.state for step in steps if not step.session.state.has_slot]
         excess = len(missing) - self._pool.num_free
         if excess > 0:
-            running = {id(job.session) for job in jobs}
+            running = {id(step.session) for step in steps}
             held = [s for s in self._table if s.state.has_slot and id(s) not in running]
             held.reverse()  # the table begins with those used last
             for session in sorted(held, key=lambda s: s.busy)[:excess]:

@@ -111,11 +111,11 @@ class RecurrentRequests:
 
         `asked` is the identity of the request's step.
         """
-        for job in reversed(session.work):
-            if job.step.turn == command.turn and job.identity == asked:
-                _attach(job, message.request_id, command.id)
+        for step in reversed(session.work):
+            if step.command.turn == command.turn and step.identity == asked:
+                _attach(step, message.request_id, command.id)
                 return True
-            if job.step.start or job.step.end:
+            if step.command.start or step.command.end:
                 break  # those before it are of another sequence
         state = session.state
         last = None if session.busy else state.last_answer
@@ -193,7 +193,7 @@ class RecurrentRequests:
         self._persistence.ended(session, "closed", answer)
 
 
-def _attach(job: PendingStep, request_id: str, client_id: str | None) -> None:
-    job.request_ids += (request_id,)
-    if client_id != job.step.id:
-        job.other_ids = {**(job.other_ids or {}), request_id: client_id}
+def _attach(step: PendingStep, request_id: str, client_id: str | None) -> None:
+    step.request_ids += (request_id,)
+    if client_id != step.command.id:
+        step.other_ids = {**(step.other_ids or {}), request_id: client_id}

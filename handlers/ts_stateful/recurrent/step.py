@@ -25,7 +25,7 @@ class PendingStep(Struct, eq=False):
     """
 
     session: Session[SequenceState]
-    step: Step
+    command: Step
     row: InputRow
     request_ids: tuple[str, ...] = ()
     encoding: Encoding = Encoding.JSON
@@ -36,12 +36,12 @@ class PendingStep(Struct, eq=False):
     @property
     def identity(self) -> bytes:
         """See the function `identity`."""
-        return identity(self.step, self.row.inputs, self.row.shapes)
+        return identity(self.command, self.row.inputs, self.row.shapes)
 
     def come_next(self) -> None:
         """Prepare the row for the next pass; the first step of a sequence begins it."""
         state = self.session.state
-        self.row.start = self.step.start or not state.num_steps
+        self.row.start = self.command.start or not state.num_steps
         self.row.lengths = state.lengths
 
 

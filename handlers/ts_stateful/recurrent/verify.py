@@ -100,7 +100,7 @@ def _stepped(
 ) -> list[list[_Given]]:
     """Return, for each sequence, the results of its steps."""
     pool = SlotPool(settings.states, initial, device, len(numbers))
-    passes = Passes(program, settings, pool, device)
+    passes = Passes(program, settings, pool)
     slots = [pool.take() for _ in numbers]
     kept: list[Sequence[int | None]] = [pool.initial_lengths() for _ in numbers]
     steps: list[list[_Given]] = [[] for _ in numbers]
