@@ -3,58 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ts_stateful.config.schema import ConfigError
+from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.encoder import Encoder, LookAhead, MediaInput
-from ts_stateful.language.kv.cache import KVCache
-from ts_stateful.language.kv.spans import Block, beginning_of
+from ts_stateful.language.kv.spans import beginning_of
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.model_support import distance
 from ts_stateful.language.runner import Runner
 from ts_stateful.language.text.dialogue import Dialogue
 from ts_stateful.protocol.chat import Said
-from ts_stateful.sessions.session import Delta
+from ts_stateful.protocol.requests import Prompt
+from ts_stateful.sessions.session import Delta, Session
 
 __all__ = ["verify_media"]
 
 _BETWEEN, _AFTER = ("Red, or", "blue?\n"), "And this?"
-
-
-@dataclass
-class _States:
-    kv: KVCache
-    adapter: None = None
-
-
-@dataclass
-class _Sample:
-    """A `Sequence`, as far as a `Runner` reads it."""
-
-    ids: list[int]
-    all_images: list[MediaInput]
-    context: _States
-    image_mask: bytearray
-    blocks: list[Block]
-    positions: Tensor | None = None
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.ids)
-
-    @property
-    def generates(self) -> bool:
-        return True
-
-    @property
-    def needs_only_highest(self) -> bool:
-        return False
 
 
 @torch.inference_mode()
@@ -150,12 +121,15 @@ def _session_logits(
     """Return the same, computed in pieces that end within the images if they may."""
     mask = encoder.mask(ids, images)
     blocks = model.forward.prompt_blocks(len(ids)) + encoder.blocks(mask)
-    sample = _Sample(ids, images, _States(model.new_kv()), mask, blocks)
+    session = Session("trial", Context(Delta(), model.new_kv()), 0.0, math.inf, math.inf, 0.0)
+    turn = Sequence(session, Prompt(prompt="", logprobs=True), 0.0)  # no logit may be an estimate
+    turn.ids, turn.num_prompt, turn.images = ids, len(ids), images
+    turn.image_mask, turn.blocks = mask, blocks
     counts = [encoder.num_tokens(image) for image in images]
     middles = [beginning_of(blocks, middle) for middle in _middles(mask, counts)]
     runner = Runner(model)
     for start, stop in itertools.pairwise(sorted({0, *middles, len(ids)})):
-        logits = runner.run([(cast(Sequence, sample), stop - start)])
+        logits = runner.run([(turn, stop - start)])
     return logits.rows
 
 
