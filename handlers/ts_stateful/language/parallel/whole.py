@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -29,8 +30,8 @@ def whole_weights(network: nn.Module) -> Iterator[None]:
             exchanged.append((module, vars(module).pop("forward")))
         parts = {n: p for n, p in module._parameters.items() if isinstance(p, DTensor)}
         if parts:
-            hooks.append(module.register_forward_pre_hook(_Gather(parts)))
-            hooks.append(module.register_forward_hook(_Release(parts), always_call=True))
+            hooks.append(module.register_forward_pre_hook(partial(_gather, parts)))
+            hooks.append(module.register_forward_hook(partial(_release, parts), always_call=True))
     try:
         yield
     finally:
@@ -40,18 +41,10 @@ def whole_weights(network: nn.Module) -> Iterator[None]:
             module.forward = forward
 
 
-class _Gather:
-    def __init__(self, parts: dict[str, Any]) -> None:
-        self._parts = parts
-
-    def __call__(self, module: nn.Module, _: Any) -> None:
-        for name, part in self._parts.items():
-            module._parameters[name] = nn.Parameter(part.full_tensor(), requires_grad=False)
+def _gather(parts: dict[str, Any], module: nn.Module, _inputs: Any) -> None:
+    for name, part in parts.items():
+        module._parameters[name] = nn.Parameter(part.full_tensor(), requires_grad=False)
 
 
-class _Release:
-    def __init__(self, parts: dict[str, Any]) -> None:
-        self._parts = parts
-
-    def __call__(self, module: nn.Module, *_: Any) -> None:
-        module._parameters.update(self._parts)
+def _release(parts: dict[str, Any], module: nn.Module, *_: Any) -> None:
+    module._parameters.update(parts)
