@@ -54,6 +54,8 @@ class SessionEngine(Generic[StateT]):
         self._outbox = core.outbox
         self._clock = core.clock
         self._expire_at = core.clock.monotonic()
+        if core.config.engine.on_full == "park":
+            core.table.places.parking = kind.persistence
 
     def submit(self, message: Submit) -> None:
         """Take a request; it gets exactly one terminal event, now or later."""
@@ -284,7 +286,7 @@ def _no_answer() -> StoreFailed:
 
 
 def _reason(request: PendingRequest, error: StatefulError) -> StatefulError:
-    """Return the refusal to report: what the store says of the session, unless it never had it."""
+    """Return the refusal to report: the store's, unless it never had the session."""
     missing = request.missing.get(request.message.command.session_id or "")
     if missing is None or missing.error is None:
         return error

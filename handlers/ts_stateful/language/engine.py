@@ -66,8 +66,6 @@ class LanguageKind:
     ) -> None:
         self.num_parameters = model.num_parameters
         self.persistence = make_persistence(core, model)
-        if core.config.engine.on_full == "park":
-            core.table.places.parking = self.persistence
         self.turns = Turns(core, model, self.persistence, images, grammars)
         self.requests = LanguageRequests(core, model, self.turns, self.persistence)
         self.decoding = Decoding(core, model, self.turns)
