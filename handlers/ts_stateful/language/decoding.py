@@ -131,7 +131,7 @@ class Decoding:
             masks = [s.matcher.mask if s.matcher else None for s in sequences]
             kernels = self._model.forward.choices
             changed = forbid(changed, masks, kernels.forbid_rows)
-            settings = [sequence.row for sequence in sequences]
+            settings = [sequence.sampling for sequence in sequences]
             inputs = changed, settings, kernels.draw_rows
             tokens = (
                 self.runner.run_ahead(sequences, choose_tokens(*inputs))

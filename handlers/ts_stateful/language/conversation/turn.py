@@ -222,7 +222,7 @@ class Sequence:
         if not self.generates:
             return True
         plain = self.penalties is NO_PENALTIES and self.matcher is None
-        return plain and self.num_logprobs is None and not self.row.temperature
+        return plain and self.num_logprobs is None and not self.sampling.temperature
 
     def take(self, chosen: Chosen, eos_ids: Collection[int]) -> str | None:
         """Add a chosen token to the reply; return the finish reason if that ends it.
@@ -249,7 +249,7 @@ class Sequence:
         return "length" if self.num_generated >= self.max_new_tokens else None
 
     @property
-    def row(self) -> SamplingRow:
+    def sampling(self) -> SamplingRow:
         """The parameters by which its next token is chosen."""
         command = self.command
         assert isinstance(command, Prompt)
