@@ -22,7 +22,7 @@ class ModelKind(Protocol[StateT]):
 
     @property
     def persistence(self) -> NoStore[StateT]:
-        """The part that knows the store."""
+        """The part that uses the store."""
 
     def tune(self) -> None:
         """Choose by time what computes passes, before the first one, on the threads that will compute them."""

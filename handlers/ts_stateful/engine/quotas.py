@@ -49,7 +49,7 @@ class Quotas:
         self._counts_turns = any(quota.turns_in_flight is not None for quota in quotas)
 
     def owner_of(self, session_id: str) -> str | None:
-        """See `Owners`. Without principals an id is what the client made it, and says nothing."""
+        """See `Owners`. Without principals an id is what the client made it, and has no owner."""
         return tenant_of(session_id) if self._has_principals else None
 
     def max_sessions(self, owner: str | None) -> int | None:

@@ -39,7 +39,7 @@ class Trace(Struct):
 
     @classmethod
     def of(cls, message: Submit) -> Trace:
-        """Begin the trace of a request, without what it says."""
+        """Begin the trace of a request, without its content."""
         command = message.command
         verbs = {Open: "open", Fork: "fork", Close: "close"}
         session_id = command.session_id

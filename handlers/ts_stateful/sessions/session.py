@@ -151,7 +151,7 @@ class Session(_Referable, Generic[StateT]):
     origin: str = ""  # id of the request that opened it
     ephemeral: bool = False  # it ends with the answer
     yields: bool = False  # it ends if another one needs its place
-    owner: str | None = None  # the principal, as the table knows it
+    owner: str | None = None  # see `Owners`
     turns: list[Turn] = field(default_factory=list)
     # What is not answered yet, in order; the first is in progress.
     work: list[Any] = field(default_factory=list)

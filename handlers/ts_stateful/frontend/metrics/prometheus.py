@@ -21,7 +21,7 @@ __all__ = ["EngineMetrics", "FrontMetrics", "MeasuredEngines", "MeasuredModel"]
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 _LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _DISCONNECTED = "disconnected"
-_OF_FRONT = "requests_in_flight"  # of the stats, what the front knows while an engine is down
+_OF_FRONT = "requests_in_flight"  # of the stats, the one that the front counts itself, while an engine is down as well
 _FINISH_REASONS = ("stop", "length", "cancelled")
 _SOURCES = ("host", "store", "replay")
 _TYPED = {getattr(errors, name).code for name in errors.__all__} - {""} | {UnknownPath.code}
@@ -143,7 +143,7 @@ class MeasuredModel(NamedTuple):
 
 
 class EngineMetrics(Collector):
-    """The stats that engines report, and what the front knows of the engines."""
+    """The stats that engines report, and the state of each engine's connection."""
 
     def __init__(self, models: Iterable[MeasuredModel]) -> None:
         self._models = tuple(models)

@@ -39,7 +39,7 @@ _SAGEMAKER_CLOSED = "X-Amzn-SageMaker-Closed-Session-Id"
 
 # Names of conversations, of Open WebUI, of gateways, and of coding agents.
 _DIALOGUES = ("x-openwebui-chat-id", "x-session-id", "x-claude-code-session-id", "thread-id")
-_MAX_NAME = 256  # characters; the rest says nothing new
+_MAX_NAME = 256  # characters; the rest adds nothing
 _MINTED_PREFIX = "ts-seq-"
 _MAX_MINTED = 4096  # the most recent ids: more than one TorchServe has sequences
 # TorchServe gives every prediction over HTTP a `url_path`, and nothing else.

@@ -53,7 +53,7 @@ class Idempotency:
         return False
 
     def closed_before(self, request: PendingRequest) -> bool:
-        """Answer a `close` whose session the store knows as closed."""
+        """Answer a `close` whose session the store has as closed."""
         message, command = request.message, request.message.command
         if not (message.is_retry and isinstance(command, Close)) or command.erase:
             return False

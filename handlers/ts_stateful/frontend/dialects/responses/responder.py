@@ -48,7 +48,7 @@ _decode = msgspec.json.Decoder(TurnDocument).decode
 
 
 class NotFound(msgspec.Struct, frozen=True):
-    """The error that says that something does not exist, or no more: `kind` is its name for people, `field` the client's."""
+    """The error about something that does not exist, or not any more: `kind` is its name for people, `field` the client's."""
 
     kind: str
     name: str
