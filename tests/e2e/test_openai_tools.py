@@ -166,6 +166,32 @@ def test_a_call_and_its_result_as_responses(client: OpenAI) -> None:
     assert alone.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens
 
 
+def test_a_reference_stands_beside_the_calls_of_its_reply(client: OpenAI) -> None:
+    """As Vercel's AI SDK sends both: the call is in the prompt once, also after a response that the client names."""
+    question: Any = {"role": "user", "content": "What color is the circle?"}
+    asked: Any = {"model": "chat", "tools": [{"type": "function", **TOOL}]}
+    before: Any = None
+    for _ in range(2):
+        first = client.responses.create(input=[question], previous_response_id=before, **asked)
+        reasoning, call = first.output
+        reference: Any = {"type": "item_reference", "id": reasoning.id}
+        sent: Any = call.to_dict()
+        result: Any = {"type": "function_call_output", "call_id": sent["call_id"], "output": "red"}
+        items: Any = [question, reference, sent, result]
+        second = client.responses.create(input=items, previous_response_id=before, **asked)
+        third = client.responses.create(input=[result], previous_response_id=first.id, **asked)
+        assert second.output_text == third.output_text == ANSWER
+        assert second.usage is not None
+        assert third.usage is not None
+        assert second.usage.input_tokens == third.usage.input_tokens
+        kinds = [item.type for item in client.responses.input_items.list(second.id)]
+        assert kinds[:4] == ["function_call_output", "function_call", "reasoning", "message"]
+        before = second.id
+    foreign: Any = {**sent, "call_id": "another"}
+    with pytest.raises(openai.BadRequestError, match="send all items themselves"):
+        client.responses.create(input=[question, reference, foreign, result], **asked)
+
+
 def test_a_streamed_call_of_a_response(client: OpenAI) -> None:
     """The client's own helper puts the pieces together, and the server has the same."""
     tools: Any = [{"type": "function", "strict": True, **TOOL}]

@@ -106,7 +106,8 @@ class Respond(Chat, frozen=True, tag="respond", kw_only=True):
     If the session has gone on since, or the request `forks` it, it stays, and the turn is made in `new_session_id`, its fork.
     `instructions` are the system prompt of this turn alone. A turn that does not `generate` adds its messages, without a
     reply. `note` is kept with the turn, for `Recall`; the engine does not read it. In the `background` the turn goes on
-    without a client. A client that repeats the conversation by references `expects` these messages in it beside the replies.
+    without a client. A client that repeats the conversation by references `expects` these messages in it beside the replies,
+    `expects_after` a turn.
     """
 
     after: Annotated[int, Meta(ge=0, le=2**31)] | None = 0
@@ -117,6 +118,7 @@ class Respond(Chat, frozen=True, tag="respond", kw_only=True):
     note: str = ""
     background: bool = False
     expects: tuple[Said, ...] | None = None
+    expects_after: int = 0
 
 
 class Recall(Command, frozen=True, tag="recall", kw_only=True):

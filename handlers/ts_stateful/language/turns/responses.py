@@ -1,8 +1,9 @@
-"""Turns of the ResponseTurns API: found by session and number, continued, branched, discarded."""
+"""Turns of the Responses API: found by session and number, continued, branched, discarded."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence as Items
 from functools import partial
 
@@ -24,7 +25,7 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Open
-from ts_stateful.sessions.session import Message, Session
+from ts_stateful.sessions.session import Message, Session, Turn
 
 __all__ = ["ResponseTurns"]
 
@@ -61,7 +62,7 @@ class ResponseTurns:
         after = num_turns if command.after is None else command.after
         _check_known(session, pending, after)
         if command.expects is not None:
-            self._check_expected(session, after, command.expects)
+            self._check_expected(session.turns[command.expects_after : after], command.expects)
         if after == num_turns and not (message.ephemeral or command.forks):
             return session
         if session.work and isinstance(session.work[0].command, Open):
@@ -125,12 +126,15 @@ class ResponseTurns:
         self._turns.write_down(session, command, write, done)
         return False
 
-    def _check_expected(self, session: Session[Context], after: int, expected: Items[Said]) -> None:
-        held = [said for turn in session.turns[:after] for said in turn.delta.messages]
+    def _check_expected(self, turns: Items[Turn], expected: Items[Said]) -> None:
+        held = [said for turn in turns for said in turn.delta.messages]
         sent = list(map(self._text.chat_message, expected))
-        if _without_replies(held) != _without_replies(sent):
+        calls = (call.id for said in expected for call in said.tool_calls)
+        known = "".join(said.fields for said in held)
+        is_known = all(json.dumps(name, ensure_ascii=False) in known for name in calls)
+        if not is_known or _without_replies(held) != _without_replies(sent):
             raise InvalidRequest(
-                "the items before the last `item_reference` are not those of its response; send all items themselves",
+                "the items up to the last `item_reference` and its calls are not of its response; send all items themselves",
                 field="input",
             )
 

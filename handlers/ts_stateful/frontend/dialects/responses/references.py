@@ -16,7 +16,10 @@ _KIND = "item_reference"
 
 
 class Reference(NamedTuple):
-    """The response that the last reference is about, the messages sent `before` it, and the number of items up to it."""
+    """The response that the last reference is about, the messages sent up to it and its calls, and the number of their items.
+
+    Vercel's AI SDK refers to the reasoning and the text of a reply, and sends its calls.
+    """
 
     response: ResponseId
     before: tuple[Said, ...]
@@ -35,6 +38,8 @@ def find_reference(items: str | Sequence[dict[str, Any]], fields: FieldFilter) -
     found = ResponseId.of_item(str(items[places[-1]].get("id"))) if places else None
     if found is None:
         return None
-    given = [item for item in items[: places[-1]] if item.get("type") != _KIND]
-    before = read_items(given, fields)
-    return Reference(found, before.messages, places[-1] + 1)
+    end = places[-1] + 1
+    while end < len(items) and items[end].get("type") == "function_call":  # of the same reply
+        end += 1
+    before = read_items([item for item in items[:end] if item.get("type") != _KIND], fields)
+    return Reference(found, before.messages, end)

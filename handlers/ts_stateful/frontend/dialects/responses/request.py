@@ -109,7 +109,8 @@ def read_create(
     items = read_items(body.input, fields, first=0 if referred is None else referred.num_items)
     tools, calls = read_tools(body.tools, body.tool_choice, fields)
     form = read_form(body.text.get("format"))
-    session_id, after = _place(body, referred)
+    before = ResponseId.parse(body.previous_response_id or "")
+    session_id, after = _place(body, before, referred)
     _check(body, fields, is_new=session_id is None)
     kind: Any = "response" if body.generate else "items"
     note = Note(kind, int(clock.unix()), items.documents, _fields(body, model, form))
@@ -129,6 +130,7 @@ def read_create(
         parses=True,
         note=encode_note(note),
         expects=None if referred is None else referred.before,
+        expects_after=0 if before is None else before.turn,
         logprobs=bool(body.top_logprobs) or _LOGPROBS in body.include,
         top_logprobs=body.top_logprobs,
         **settings_of(body),
@@ -179,31 +181,28 @@ def _check(body: _Body, fields: FieldFilter, *, is_new: bool) -> None:
             fields.ignore(f"include[{name}]", "include")
 
 
-def _place(body: _Body, referred: Reference | None) -> tuple[str | None, int | None]:
+def _place(
+    body: _Body, before: ResponseId | None, referred: Reference | None
+) -> tuple[str | None, int | None]:
     """Return the session that the response continues, if it is not a new one, and the turn before it."""
+    if body.conversation is None:
+        if body.previous_response_id is not None and before is None:
+            raise SessionNotFound("no such response", field="previous_response_id")
+        found = before if referred is None else referred.response
+        return found or (None, 0)
     if referred is not None:
-        if body.conversation is not None or body.previous_response_id is not None:
-            raise InvalidRequest(
-                "an `item_reference` excludes `previous_response_id` and `conversation`; send one of them",
-                field="input",
-            )
-        return referred.response
-    if body.conversation is not None and body.previous_response_id is not None:
+        raise InvalidRequest(
+            "an `item_reference` excludes `conversation`; send one of them", field="input"
+        )
+    if body.previous_response_id is not None:
         raise InvalidRequest(
             "it excludes `previous_response_id`; send one of them", field="conversation"
         )
-    if body.previous_response_id is not None:
-        found = ResponseId.parse(body.previous_response_id)
-        if found is None:
-            raise SessionNotFound("no such response", field="previous_response_id")
-        return found
-    if body.conversation is not None:
-        name = body.conversation if isinstance(body.conversation, str) else body.conversation.id
-        session_id = session_of_conversation(name)
-        if session_id is None:
-            raise SessionNotFound("no such conversation", field="conversation")
-        return session_id, None
-    return None, 0
+    name = body.conversation if isinstance(body.conversation, str) else body.conversation.id
+    session_id = session_of_conversation(name)
+    if session_id is None:
+        raise SessionNotFound("no such conversation", field="conversation")
+    return session_id, None
 
 
 def _fields(body: _Body, model: str, form: ResponseFormat | None) -> dict[str, Any]:
