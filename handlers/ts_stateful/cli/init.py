@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from ts_stateful.config.given_model import expand_home
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.config.sizes import ModelUnknown, TransformerSize
 from ts_stateful.plan import START, Asked, make_plan
+from ts_stateful.process.control_groups import ControlGroups
 
 __all__ = ["EPILOG", "add_options", "init"]
 
@@ -57,7 +57,8 @@ def init(options: argparse.Namespace) -> None:
     name, model = ask("The model: a folder or a hub id (owner/name)", _model)
     sessions = ask("Sessions that are open at the same time", whole(1, MAX_SESSIONS), "256")
     gpus = ask("GPUs, 0 for a CPU", whole(0, _MAX_GPUS), "0")
-    default = "80GiB" if gpus else f"{_machine_bytes() // 2**30}GiB"
+    machine = ControlGroups().memory_bytes()
+    default = "80GiB" if gpus else f"{max(1, machine // 2**30)}GiB"
     memory = ask(f"Memory of {'one GPU' if gpus else 'the machine'}", num_bytes, default)
     store = ask(
         "Store of sessions: file:///folder, redis://host, s3://bucket, or none", _store, "none"
@@ -68,7 +69,7 @@ def init(options: argparse.Namespace) -> None:
         model_name=name,
         gpus=gpus,
         gpu_memory=memory if gpus else None,
-        memory=_machine_bytes() if gpus else memory,
+        memory=machine if gpus else memory,
     )
     kept = {**START, "handler": {"store": {"url": store}}}
     made = make_plan(asked, kept, "ts-stateful init")
@@ -115,7 +116,3 @@ def _store(answer: str) -> str:
             f"{answer!r} is none of {', '.join(f'{name}://' for name in _SCHEMES)} and `none`"
         )
     return answer
-
-
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

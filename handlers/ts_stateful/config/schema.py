@@ -59,7 +59,7 @@ class EngineConfig(AccessConfig, frozen=True, kw_only=True):
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server from a browser, as `https://app.example.com`. `*`: all."""
     threads: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """CPU threads of an engine. 0: torch's choice, but one thread for a model under 10 million weights."""
+    """CPU threads of an engine. 0: torch's choice within the container's CPU limit, but one for under 10 million weights."""
     engines: Literal["auto"] | _Count = "auto"
     """Engine processes. `auto`: one per device. Several on one GPU need `deviceCacheBytes`."""
     engine_linger_sec: _Positive = 60.0

@@ -11,6 +11,7 @@ import socket
 import threading
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
+from ts_stateful.process.control_groups import ControlGroups
 from ts_stateful.process.load_progress import LoadProgress
 from ts_stateful.process.sockets import connect
 from ts_stateful.process.spec import EngineSpec
@@ -38,11 +39,14 @@ class Supervisor:
         load_timeout_s: float,
         fork_server: ForkServer,
         clock: Clock = SYSTEM_CLOCK,
+        groups: ControlGroups | None = None,
     ) -> None:
         self._spec = spec
         self._load_timeout_s = load_timeout_s
         self._fork_server = fork_server
         self._clock = clock
+        self._groups = groups or ControlGroups()
+        self._num_killed = self._groups.num_killed()
         self._process: ForkedEngine | None = None  # None if another worker started it
         self._stopping = threading.Event()
         self.engine_pid: int | None = None
@@ -87,7 +91,9 @@ class Supervisor:
                 self._fork_server.close()  # it hangs; the next start uses a new one
             self._clock.sleep(_POLL_S)
         if self._process is not None:
-            logger.warning("the engine exited with status %s", self._process.status)
+            logger.warning(
+                "the engine exited with status %s%s", self._process.status, self._killed()
+            )
         self._process = self.engine_pid = None
 
     def kill(self) -> None:
@@ -98,6 +104,11 @@ class Supervisor:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def _killed(self) -> str:
+        before, self._num_killed = self._num_killed, self._groups.num_killed()
+        did_kill = self._num_killed > before
+        return "; the kernel kills at this container's limit of memory" if did_kill else ""
 
     def stop(self) -> None:
         """End an attempt to connect; a running engine stays for the next worker."""

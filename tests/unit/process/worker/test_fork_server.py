@@ -20,6 +20,7 @@ import yaml
 from tests.support.many_files import many_files
 from tests.support.worker import Worker, eventually
 from ts_stateful.clock import Clock
+from ts_stateful.process.control_groups import ControlGroups
 from ts_stateful.process.drain import is_engine
 from ts_stateful.process.load_progress import read_load_step
 from ts_stateful.process.spec import EngineSpec
@@ -182,6 +183,24 @@ def test_a_fork_server_that_hangs_is_replaced(repository: Path, tmp_path: Path) 
         supervisor.lost()
 
 
+def test_the_log_names_a_containers_limit_of_memory(
+    repository: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody in a container reads the kernel's log. Status -9 alone is that of an engine that hung, too."""
+    example = counter(repository)
+    spec = spec_of(tmp_path, {"handler": example}, model_dir=example.pop("model_dir"))
+    (tmp_path / "own").write_text("0::/")
+    groups = ControlGroups(tmp_path, tmp_path / "own")
+    with closing(ForkServer()) as fork_server:
+        supervisor = Supervisor(spec, 1e6, fork_server, FastClock(), groups)
+        for num_killed, is_named in ((0, False), (1, True), (1, False)):
+            caplog.clear()
+            supervisor.connect().close()
+            (tmp_path / "memory.events").write_text(f"oom_kill {num_killed}")
+            supervisor.lost()
+            assert ("limit of memory" in caplog.text) == is_named
+
+
 def test_a_fork_server_survives_a_missing_spec(tmp_path: Path) -> None:
     """An engine may have removed its folder before the server reads its spec. The next one is forked all the same."""
     gone, there = (spec_of(tmp_path / name, {"handler": {"modle": "x"}}) for name in ("a", "b"))
@@ -239,6 +258,7 @@ def test_engines_keep_their_docstrings() -> None:
 # An import that never ends, in place of one that takes seconds.
 _IMPORTING = """
 import socket, sys, threading
+from ts_stateful.process.control_groups import ControlGroups
 from ts_stateful.process.worker.fork_server import _ending_with
 
 with socket.socket(fileno=int(sys.argv[1])) as control:
