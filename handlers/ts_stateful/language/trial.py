@@ -106,7 +106,7 @@ def _stock_logits(model: Model, inputs: dict[str, Any]) -> Tensor:
         for name, tensor in inputs.items()
         if isinstance(tensor, Tensor)
     }
-    config = network.config.get_text_config(decoder=True)
+    config = model.forward.text_config
     ours, config._attn_implementation = config._attn_implementation, model.forward.stock_attention
     try:
         logits: Tensor = network(**moved, use_cache=False).logits[:, -1]

@@ -19,8 +19,7 @@ class RecomputeCost:
     """
 
     def __init__(self, model: Model) -> None:
-        width = model.network.config.get_text_config(decoder=True).hidden_size
-        passed_on = int(width) * len(model.forward.layout.layers)
+        passed_on = int(model.forward.text_config.hidden_size) * len(model.forward.layout.layers)
         self._even_tokens = max(1.0, model.num_parameters / passed_on)
 
     def __call__(self, context: Context) -> float:

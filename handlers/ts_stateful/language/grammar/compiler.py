@@ -65,7 +65,7 @@ def load_vocabulary(model: Model) -> LLTokenizer | InvalidRequest:
     It takes a second for 128,000 tokens, in which no other thread of Python runs.
     """
     eos_ids = sorted(model.eos_ids) or None
-    num_tokens = max(model.vocab_size, len(model.tokenizer))  # some are never generated
+    num_tokens = max(model.forward.vocab_size, len(model.tokenizer))  # some are never generated
     try:
         return from_tokenizer(model.tokenizer, n_vocab=num_tokens, eos_token=eos_ids)
     except Exception as error:  # the library's errors have no type of their own

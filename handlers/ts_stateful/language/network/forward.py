@@ -141,7 +141,6 @@ class Forward:
 
     def _by_model(self, rows: Rows, inputs: dict[str, Any]) -> Tensor:
         self.cache.begin(rows.spans, flat=self.flat)
-        inputs = {**inputs}
         if rows.embedded is not None:
             inputs[_EMBEDDED] = rows.embedded
         keep = None if rows.keep is None else to_device(rows.keep, self.device)

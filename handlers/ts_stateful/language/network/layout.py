@@ -39,12 +39,13 @@ def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
     """
     config = network.config.get_text_config(decoder=True)
     kinds = layer_kinds(config)
-    if kinds & RECURRENT:
-        return _recurrent_layout(network, name)
     beside = getattr(config, "cross_attention_layers", None) or ()  # they keep nothing of a text
-    cache = DynamicCache(config=config) if INDEXED in kinds or beside else DynamicCache()
+    knows_layers = beside or kinds & {INDEXED, *RECURRENT}
+    cache = DynamicCache(config=config) if knows_layers else DynamicCache()
     token = torch.zeros(1, 1, dtype=torch.long, device=network.device)
     network(input_ids=token, use_cache=True, **{cache_name(network): cache})
+    if kinds & RECURRENT:
+        return _recurrent_layout(cache, network.dtype, name)
     layers = [layer for at, layer in enumerate(cache.layers) if at not in beside]
     if not layers or not all(isinstance(layer.keys, Tensor) for layer in layers):
         raise ConfigError(
@@ -66,12 +67,8 @@ def find_layout(network: PreTrainedModel, name: str) -> KVLayout:
     )
 
 
-def _recurrent_layout(network: PreTrainedModel, name: str) -> KVLayout:
-    config = network.config.get_text_config(decoder=True)
-    cache = DynamicCache(config=config)
-    token = torch.zeros(1, 1, dtype=torch.long, device=network.device)
-    network(input_ids=token, use_cache=True, **{cache_name(network): cache})
-    shapes, counts, num_bytes, dtype = [], [], 0, network.dtype
+def _recurrent_layout(cache: DynamicCache, dtype: torch.dtype, name: str) -> KVLayout:
+    shapes, counts, num_bytes = [], [], 0
     for layer in cache.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if isinstance(keys, Tensor) and isinstance(values, Tensor):

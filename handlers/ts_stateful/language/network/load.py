@@ -76,11 +76,6 @@ class Model:
         return int(self.network.num_parameters())
 
     @property
-    def vocab_size(self) -> int:
-        """The number of logits of a token."""
-        return int(self.network.config.get_text_config(decoder=True).vocab_size)
-
-    @property
     def media_tokens(self) -> frozenset[int]:
         """The ids of tokens that stand for parts of images and clips."""
         return self.encoder.tokens if self.encoder else frozenset()
@@ -217,7 +212,7 @@ def _use_kernels(model: Model, settings: HandlerConfig) -> bool:
     if not model.forward.for_kernels:
         logger.info("torch's operators compute the attention: kernels do not implement its rules")
         return False
-    num_heads = model.network.config.get_text_config(decoder=True).num_attention_heads
+    num_heads = model.forward.text_config.num_attention_heads
     num_heads //= settings.tensor_parallel
     kernels = find_kernels(model.forward.layout, num_heads, model.device)
     if not all_ranks(kernels is not None):  # or some would wait for the passes that verify them

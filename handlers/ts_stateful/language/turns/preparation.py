@@ -226,8 +226,9 @@ def check_command(command: Open | Prompt, model: Model) -> None:
         )
     if isinstance(command, Prompt):
         field, num_chars = "prompt", command.num_chars
-        _check_ids(command.stop_token_ids, "stop_token_ids", model.vocab_size)
-        _check_ids(command.logit_bias, "logit_bias", model.vocab_size)
+        vocab_size = model.forward.vocab_size
+        _check_ids(command.stop_token_ids, "stop_token_ids", vocab_size)
+        _check_ids(command.logit_bias, "logit_bias", vocab_size)
         if isinstance(command, Chat) and command.tools and not model.text.knows_tools:
             raise InvalidRequest(
                 "this model cannot call tools: it has no chat template that shows them and no response template",
