@@ -166,6 +166,9 @@ def _make_rpc(models: Models, settings: FrontSettings) -> Any:
             ("grpc.max_receive_message_length", settings.max_body_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
+            # By default pings in less than five minutes, which keep idle streams open at a proxy, end the connection.
+            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            ("grpc.keepalive_permit_without_calls", 1),
         ]
     )
     add_InferenceAPIsServiceServicer_to_server(InferenceService(models), server)  # type: ignore[no-untyped-call]
