@@ -61,8 +61,8 @@ def end_engines(engines: list[psutil.Process], timeout_s: float) -> None:
     for process in engines:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, stuck = psutil.wait_procs(engines, timeout=timeout_s)
-    for process in stuck:
+    wait_ended(engines, timeout_s)
+    for process in engines:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ts_stateful.process.drain import engines_in
+from ts_stateful.process.drain import end_engines, engines_in
 
 _FORKS = """
 import os, signal
@@ -19,6 +20,14 @@ take_name(f"{ENGINE}-0")
 if os.fork():
     print(flush=True)
 signal.pause()
+"""
+
+_EXITED = """
+import os, signal
+
+if child := os.fork():
+    print(child, flush=True)
+    signal.pause()
 """
 
 
@@ -36,3 +45,13 @@ def test_what_an_engine_forks_is_no_engine(tmp_path: Path) -> None:
         finally:
             forked.kill()
             engine.kill()
+
+
+def test_an_engine_has_ended_though_nothing_reaps_it() -> None:
+    """Its parent may be the first process of a container, of which some never do."""
+    with subprocess.Popen([sys.executable, "-c", _EXITED], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        try:
+            end_engines([psutil.Process(int(parent.stdout.readline()))], math.inf)
+        finally:
+            parent.kill()
