@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from ts_stateful.frontend.dialects.sampling import SamplingFields
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.response_format import ResponseFormat
 from ts_stateful.protocol.strict_json import convert
@@ -34,8 +35,8 @@ class _StructuredOutputs(Struct, frozen=True, forbid_unknown_fields=True):
     json_object: bool | None = None
 
 
-class FormatFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The fields of a request that ask for a form. At most one of them may be given."""
+class FormatFields(SamplingFields, frozen=True, kw_only=True):
+    """The fields of a completion that ask for a form, of which at most one may be given, and those of sampling."""
 
     response_format: _OpenAiFormat | None = None
     # Of vLLM, then of its earlier versions, then of SGLang.

@@ -35,31 +35,18 @@ from ts_stateful.frontend.dialects.openai_tools import (
     supported_tools,
     tools_of,
 )
+from ts_stateful.frontend.dialects.sampling import MAX_TOKENS, Tokens, settings_of
 from ts_stateful.protocol.chat import Chat, RawPrompt
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.generation import (
-    LogitBias,
-    MinP,
-    Penalty,
-    RepetitionPenalty,
-    StopStrings,
-    StopTokenIds,
-    TopLogprobs,
-    TopP,
-)
+from ts_stateful.protocol.generation import LogitBias, StopStrings, StopTokenIds, TopLogprobs
 from ts_stateful.protocol.requests import Metadata
 from ts_stateful.protocol.strict_json import convert
 
-__all__ = ["Completion", "read_chat", "read_text", "settings_of"]
+__all__ = ["Completion", "read_chat", "read_text"]
 
-# A reply without a limit would reserve the rest of the context window, on the device too.
-_MAX_TOKENS = 1024
 _MAX_TEXT = 16  # OpenAI's default for texts
-_SEEDS = 2**63
 _MAX_CHOICES = 16
 _MAX_PROMPTS = 64
-
-_Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class _StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,55 +56,21 @@ class _StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 class _Generation(FormatFields, frozen=True, kw_only=True):
     """The fields that both requests have."""
 
-    max_tokens: _Tokens | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: TopP | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    max_tokens: Tokens | None = None
     stop: StopStrings | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     metadata: Metadata = {}  # bounded as by OpenAI, without an effect
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
     n: Annotated[int, Meta(ge=1, le=_MAX_CHOICES)] | None = None
     # Not OpenAI's; other servers accept them from its clients.
-    top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-
-
-# The fields of the same name and meaning as in a prompt of ours, which bounds them.
-_SAME = {
-    "stream",
-    "temperature",
-    "top_p",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "min_p",
-    "repetition_penalty",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-}
-
-
-def settings_of(body: Any) -> dict[str, Any]:
-    """Return those fields of a prompt of ours that a request has."""
-    given = {name: getattr(body, name) for name in _SAME & {*body.__struct_fields__}}
-    given["top_k"] = max(0, body.top_k or 0)
-    given["seed"] = None if body.seed is None else body.seed % _SEEDS
-    return {name: value for name, value in given.items() if value is not None}
 
 
 class _ChatBody(_Generation, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_PARTS)]
-    max_completion_tokens: _Tokens | None = None
+    max_completion_tokens: Tokens | None = None
     tools: ToolDefinitions | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -162,7 +115,7 @@ def read_chat(document: dict[str, Any], model: str, *, strict: bool = False) -> 
         images=read.images,
         audio=read.audio,
         clips_at=read.clips_at,
-        max_new_tokens=body.max_completion_tokens or body.max_tokens or _MAX_TOKENS,
+        max_new_tokens=body.max_completion_tokens or body.max_tokens or MAX_TOKENS,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
         # A forced call leaves no text that could have the form.

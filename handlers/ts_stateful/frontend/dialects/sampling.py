@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from ts_stateful.protocol.errors import InvalidRequest
+from ts_stateful.protocol.generation import MinP, Penalty, RepetitionPenalty, TopP
 from ts_stateful.protocol.requests import Prompt
 from ts_stateful.protocol.strict_json import convert
 
-__all__ = ["prompt_of"]
+__all__ = ["MAX_TOKENS", "SamplingFields", "Tokens", "prompt_of", "settings_of"]
+
+# A reply without a limit would reserve the rest of the context window, on the device too.
+MAX_TOKENS = 1024
+Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
+_SEEDS = 2**63
 
 # Their names to ours. Of two names for the same parameter, the later one in this table wins.
 _NAMES = {
@@ -47,6 +55,46 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
 }
+
+
+class SamplingFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fields of sampling that all requests of OpenAI's clients have."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Annotated[int, Meta(ge=-_SEEDS, le=_SEEDS - 1)] | None = None
+    # Not OpenAI's; other servers accept them from its clients.
+    top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    ignore_eos: bool | None = None
+
+
+# The fields of the same name and meaning as in a prompt of ours, which bounds them.
+_SAME = {
+    "stream",
+    "temperature",
+    "top_p",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+}
+
+
+def settings_of(body: SamplingFields) -> dict[str, Any]:
+    """Return those fields of a prompt of ours that a request has."""
+    given = {name: getattr(body, name) for name in _SAME & {*body.__struct_fields__}}
+    given["top_k"] = max(0, body.top_k or 0)
+    given["seed"] = None if body.seed is None else body.seed % _SEEDS
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def prompt_of(text: str, parameters: Mapping[str, Any], *, field: str, **others: Any) -> Prompt:

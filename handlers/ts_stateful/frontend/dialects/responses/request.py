@@ -9,25 +9,23 @@ from msgspec import Meta, Struct
 
 from ts_stateful.clock import Clock
 from ts_stateful.frontend.dialects.openai_fields import FieldFilter, FieldTable
-from ts_stateful.frontend.dialects.openai_request import settings_of
 from ts_stateful.frontend.dialects.responses.ids import ResponseId, session_of_conversation
 from ts_stateful.frontend.dialects.responses.items import read_items
 from ts_stateful.frontend.dialects.responses.note import Note, encode_note
 from ts_stateful.frontend.dialects.responses.references import Reference, find_reference
 from ts_stateful.frontend.dialects.responses.tools import read_form, read_tools
+from ts_stateful.frontend.dialects.sampling import MAX_TOKENS, SamplingFields, Tokens, settings_of
 from ts_stateful.protocol.chat import Respond
 from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound
-from ts_stateful.protocol.generation import MinP, Penalty, RepetitionPenalty, TopLogprobs, TopP
+from ts_stateful.protocol.generation import TopLogprobs
 from ts_stateful.protocol.requests import Metadata
 from ts_stateful.protocol.response_format import ResponseFormat
 from ts_stateful.protocol.strict_json import convert
 
 __all__ = ["AskedResponse", "read_conversation", "read_create"]
 
-_MAX_TOKENS = 1024  # without a limit a reply would reserve the rest of the context window
 _LOGPROBS = "message.output_text.logprobs"
 
-_Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Objects = Annotated[list[dict[str, Any]], Meta(max_length=4096)]
 
 
@@ -35,7 +33,7 @@ class _Conversation(Struct, frozen=True):
     id: str
 
 
-class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _Body(SamplingFields, frozen=True, kw_only=True):
     input: str | _Objects = []
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -45,7 +43,7 @@ class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     stream: bool = False
     generate: bool = True  # of the WebSocket mode
     include: Annotated[list[str], Meta(max_length=16)] = []
-    max_output_tokens: _Tokens | None = None
+    max_output_tokens: Tokens | None = None
     metadata: Metadata = {}
     parallel_tool_calls: bool = True
     text: dict[str, Any] = {}
@@ -53,16 +51,6 @@ class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     top_logprobs: TopLogprobs = 0
     truncation: Literal["auto", "disabled"] = "disabled"
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: TopP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    # Not OpenAI's; vLLM accepts them from its clients.
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    ignore_eos: bool | None = None
 
 
 _TABLE = FieldTable(
@@ -122,7 +110,7 @@ def read_create(
         instructions=body.instructions or "",
         generates=body.generate,
         background=body.background,
-        max_new_tokens=body.max_output_tokens or _MAX_TOKENS,
+        max_new_tokens=body.max_output_tokens or MAX_TOKENS,
         response_format=form if calls is None else None,  # a forced call leaves no text
         tools=tools,
         calls=calls,
