@@ -86,11 +86,11 @@ class InferResponder(InferErrors):
         if event.content_type != PackedAnswer.content_type:
             return super().whole(event)
         packed, request = _packed(event.body), self._request
-        binary = [takes_binary and request.is_binary(one.name) for one in packed.outputs]
-        outputs = [
-            self._output(one, is_binary)
-            for one, is_binary in zip(packed.outputs, binary, strict=True)
-        ]
+        outputs, tensors = list[_InferOutput](), list[bytes]()
+        for one in packed.outputs:
+            is_binary = takes_binary and request.is_binary(one.name)
+            outputs.append(self._output(one, is_binary))
+            tensors += [one.data] if is_binary else []
         named = request.parameters.sequence_id or event.session_id
         document = _InferAnswer(
             packed.model_name,
@@ -100,11 +100,8 @@ class InferResponder(InferErrors):
             {} if named is None else {"sequence_id": named},
         )
         header = encode(document)
-        if not any(binary):
+        if not tensors:
             return Whole(event.status, header)
-        tensors = [
-            one.data for one, is_binary in zip(packed.outputs, binary, strict=True) if is_binary
-        ]
         headers = {HEADER_LENGTH: str(len(header))}
         return Whole(event.status, b"".join((header, *tensors)), _BINARY, headers)
 

@@ -59,9 +59,8 @@ class Subscriber:
     def of(cls, message: Submit) -> Subscriber:
         """Return the one for a request."""
         stream, recalls = message.streams and not message.pull, isinstance(message.command, Recall)
-        made = cls(message.request_id, stream, message.pull, message.skip, recalls=recalls)
-        made.acked = len(message.replay)
-        return made
+        sent, acked = message.skip, len(message.replay)
+        return cls(message.request_id, stream, message.pull, sent, acked, recalls=recalls)
 
 
 @dataclass(eq=False)

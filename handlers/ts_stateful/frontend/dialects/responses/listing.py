@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from ts_stateful.frontend.dialects.responses.ids import conversation_id
-from ts_stateful.frontend.dialects.responses.note import Note, decode_note
+from ts_stateful.frontend.dialects.responses.note import decode_note
 from ts_stateful.frontend.dialects.responses.resource import TurnDocument, listed_items
 from ts_stateful.frontend.dialects.responses.responder import NotFound, ResponseResponder
 from ts_stateful.protocol.errors import InvalidRequest
@@ -127,17 +127,13 @@ class ConversationResponder(ResponseResponder):
         notes = [decode_note(turn.note) for turn in _turns(answer)]
         if notes[0].kind != "conversation" and self._missing is not None:
             return self._missing
-        return _conversation(answer.session_id or "", notes)
-
-
-def _conversation(session_id: str, notes: list[Note]) -> dict[str, Any]:
-    metadata = [note.metadata for note in notes if note.metadata is not None]
-    return {
-        "id": conversation_id(session_id),
-        "object": "conversation",
-        "created_at": notes[0].created_at,
-        "metadata": metadata[-1],
-    }
+        metadata = [note.metadata for note in notes if note.metadata is not None]
+        return {
+            "id": conversation_id(answer.session_id or ""),
+            "object": "conversation",
+            "created_at": notes[0].created_at,
+            "metadata": metadata[-1],
+        }
 
 
 class DeletedResponder(ResponseResponder):
