@@ -18,7 +18,7 @@ from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory
 from ts_stateful.protocol.events import Submit
-from ts_stateful.protocol.requests import Fork, Info
+from ts_stateful.protocol.requests import Fork, Info, Step
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.recurrent.few_rows import choose_library
 from ts_stateful.recurrent.lifecycle import StepLifecycle
@@ -59,7 +59,7 @@ class RecurrentKind:
         self._pool = pool
         self._num_steps = 0
         self._passes = Passes(program, settings, pool)
-        outbox = StepOutbox(settings, program.name, core.outbox.events, core.clock)
+        outbox = StepOutbox(core, settings, program.name)
         self.persistence = NoStepPersistence()
         if core.store is not None:
             self.persistence = StepPersistence(core, core.store, pool, scope)
@@ -88,8 +88,10 @@ class RecurrentKind:
         return Missing(position=found.position)
 
     def reads(self, message: Submit, session: Session[SequenceState]) -> bool:
-        """See `ModelKind`."""
-        return isinstance(message.command, Info | Fork)
+        """See `ModelKind`. A step that is sent again is answered from its record."""
+        command = message.command
+        repeats = isinstance(command, Step) and command.turn == session.state.num_steps
+        return repeats or isinstance(command, Info | Fork)
 
     def drop(self, request_id: str) -> None:
         """Do nothing: the step runs all the same, since the next ones of its sequence build on it."""

@@ -10,10 +10,9 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from ts_stateful.clock import Clock
 from ts_stateful.config.schema import StateConfig
+from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.outbox import Outbox
-from ts_stateful.engine.services import EventSink
 from ts_stateful.protocol.answers import PackedAnswer, StepAnswer, encode
 from ts_stateful.protocol.declarations import Output, Raw
 from ts_stateful.protocol.events import Encoding, Event, EventKind
@@ -37,14 +36,8 @@ _CONTENT_TYPES = {
 class StepOutbox(Outbox):
     """Emits the answers to steps."""
 
-    def __init__(
-        self,
-        settings: StateConfig,
-        model_name: str,
-        events: EventSink,
-        clock: Clock,
-    ) -> None:
-        super().__init__(events, clock)
+    def __init__(self, core: EngineCore[Any], settings: StateConfig, model_name: str) -> None:
+        super().__init__(core.outbox.events, core.clock)
         self._settings = settings
         self.model_name = model_name
         self._raw = next((index for index, o in enumerate(settings.outputs) if o.raw), None)

@@ -50,13 +50,13 @@ class Turns:
     ) -> None:
         handler = core.config.handler
         self.scheduler = Scheduler[Sequence](budget_of(handler.prefill_chunk, model.device.type))
-        self.outbox = TurnOutbox(core.outbox.events, core.clock, handler.stream_interval_sec, model)
+        self.outbox = TurnOutbox(core, model)
         self.waiters = Waiters(self.outbox, handler.reattach_sec)
         self.table = core.table
         self._core = core
         self._model = model
         self._persistence = persistence
-        self.implicit = core.table.reserve = ImplicitSessions(core, model)
+        core.table.reserve = self.implicit = ImplicitSessions(core, model)
         self._inputs = TurnInputs(core, model, images, grammars, self.implicit)
         self._preparation = Preparation(core, model, self.implicit)
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from msgspec import UNSET, structs
 
-from ts_stateful.clock import Clock
+from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.outbox import Outbox
-from ts_stateful.engine.services import EventSink
 from ts_stateful.language.conversation.turn import Sequence, Subscriber
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.reply_parser import ReplyParser, ReplyPiece
@@ -37,15 +36,13 @@ _ACK_EVERY = 8  # ids of an unstreamed reply that are reported to the worker tog
 
 
 class TurnOutbox(Outbox):
-    """Emits the events of turns; a stream gets text at most every `stream_interval_s` seconds."""
+    """Emits the events of turns; a stream gets text at most every `handler.streamIntervalSec` seconds."""
 
-    def __init__(
-        self, events: EventSink, clock: Clock, stream_interval_s: float, model: Model
-    ) -> None:
-        super().__init__(events, clock)
+    def __init__(self, core: EngineCore[Any], model: Model) -> None:
+        super().__init__(core.outbox.events, core.clock)
         self._token_bytes = model.token_bytes
         self._template = model.text.reply_template
-        self._stream_interval_s = stream_interval_s
+        self._stream_interval_s = core.config.handler.stream_interval_sec
 
     def accepted(self, sequence: Sequence, subscriber: Subscriber) -> None:
         """Report that the turn runs; a pulling client gets the text so far as its answer."""
