@@ -154,27 +154,16 @@ class Journal(Generic[EntryT]):
                 ownership.take_back(position.doubtful)
                 position.doubtful = None
             while position.unwritten or position.unmade:
-                number, unwritten = position.known.num_entries, position.unwritten
-                if unwritten is None:
-                    unwritten = position.unmade[0].make(number)
-                    if unwritten is None:
-                        position.is_lost = True
-                        return False
-                    del position.unmade[0]
-                    position.unwritten = unwritten
-                position.doubtful = Doubtful(position.known, unwritten.entry, write.ttl_s)
-                after = log.append(position.known, unwritten.entry, write.ttl_s)
-                if after is None:
+                own = _write_next(log, position, write.ttl_s)
+                is_first = not position.known.num_entries
+                if own is None and not (is_first and ownership.frees_id()):
                     position.is_lost = True
                     return False
-                position.known, position.doubtful, position.unwritten = after, None, None
-                own = [*unwritten.keys, log.key(number)]
-                position.keys += own
         except Exception:  # of a store; it is raised again
             if self._calls.policy == "required":
                 self._undo(ownership, position)
             raise
-        if write.stand_alone:
+        if write.stand_alone and own:
             with contextlib.suppress(StoreError):  # the next time removes what is left
                 _drop(log, position.keys, own)
         return True
@@ -186,6 +175,25 @@ class Journal(Generic[EntryT]):
             with contextlib.suppress(StoreError):
                 ownership.take_back(position.doubtful)
                 position.doubtful = None
+
+
+def _write_next(log: SessionLog[EntryT], position: LogPosition, ttl_s: float) -> list[str] | None:
+    """Write the next entry. Return its keys, or None if another engine has its position."""
+    known = position.known
+    if position.unwritten is None:
+        position.unwritten = position.unmade[0].make(known.num_entries)
+        if position.unwritten is None:
+            return None
+        del position.unmade[0]
+    entry, keys = position.unwritten
+    position.doubtful = Doubtful(known, entry, ttl_s)
+    after = log.append(known, entry, ttl_s)
+    if after is None:
+        return None
+    position.known, position.doubtful, position.unwritten = after, None, None
+    own = [*keys, log.key(known.num_entries)]
+    position.keys += own
+    return own
 
 
 def _drop(log: SessionLog[EntryT], keys: list[str], own: Sequence[str]) -> None:

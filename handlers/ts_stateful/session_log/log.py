@@ -23,6 +23,10 @@ class Known(NamedTuple):
     num_entries: int = 0  # the next position; positions that were dropped count
     last: bytes = b""  # the digest of the last entry; empty if there is none
 
+    def after(self, data: bytes) -> Known:
+        """Return the log with one more entry, of this value."""
+        return Known(self.num_entries + 1, _digest(data))
+
 
 _NOTHING = Known()
 
@@ -67,14 +71,20 @@ class SessionLog(Generic[EntryT]):
         key, data = self.key(known.num_entries), self.codec.encode(entry, known.last)
         if not self.store.create(key, data, ttl_s) and self.look(key) != data:
             return None
-        if not self._has_last(known):
+        if known.last and self.last(known) is None:
             self.store.remove(key, data)
             return None
-        return Known(known.num_entries + 1, _digest(data))
+        return known.after(data)
 
     def has_more(self, known: Known) -> bool:
         """Return True if there is an entry after the known ones, or if these are not there any more."""
-        return self.look(self.key(known.num_entries)) is not None or not self._has_last(known)
+        is_longer = self.look(self.key(known.num_entries)) is not None
+        return is_longer or (bool(known.last) and self.last(known) is None)
+
+    def last(self, known: Known) -> bytes | None:
+        """Return the value of the last of the known entries, or None if it is not there any more."""
+        data = self.look(self.key(known.num_entries - 1))
+        return data if data is not None and _digest(data) == known.last else None
 
     def look(self, key: str) -> bytes | None:
         """Return the value of a key; an empty one if it is there, but damaged or sealed with a key that is missing here."""
@@ -120,12 +130,6 @@ class SessionLog(Generic[EntryT]):
     def remove(self) -> None:
         """Remove everything below the prefix."""
         self.store.delete(self.prefix)
-
-    def _has_last(self, known: Known) -> bool:
-        if not known.last:
-            return True
-        data = self.look(self.key(known.num_entries - 1))
-        return data is not None and _digest(data) == known.last
 
     def _positions(self, keys: Sequence[str]) -> list[int]:
         names = [key[len(self.prefix) + 1 :] for key in keys]

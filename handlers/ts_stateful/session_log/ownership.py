@@ -73,20 +73,26 @@ class Ownership(Generic[EntryT]):
             made, ttl_s = make(log)
             if ttl_s is None:
                 return made
-            self.log.store.create(self._mark(log.known.num_entries), writer.encode(), ttl_s)
-            if not self.log.has_more(log.known):
+            mark = self._mark(log.known.num_entries)
+            is_marked = self.log.store.create(mark, writer.encode(), ttl_s)
+            is_whole = is_marked or not self._take_back(log.known)
+            if is_whole and not self.log.has_more(log.known):
                 return made
 
     def take_back(self, doubtful: Doubtful) -> None:
-        """Remove an entry if the store has it, unless an engine has adopted the session with it: its client may know it."""
+        """Remove an entry if the store has it, unless an engine has adopted the session with it: its client may know it.
+
+        Its digest in place of their mark keeps engines from adopting it. So it cannot be known when a removal is late.
+        """
         known, entry, ttl_s = doubtful
-        store, key = self.log.store, self.log.key(known.num_entries)
-        data, mark = self.log.codec.encode(entry, known.last), self._mark(known.num_entries + 1)
-        if self.log.look(key) != data or self.log.look(mark) is not None:
-            return
-        store.remove(key, data)
-        if self.log.look(mark) is not None:  # left since
-            store.create(key, data, ttl_s)
+        after = known.after(self.log.codec.encode(entry, known.last))
+        if self.log.last(after) is not None:
+            self.log.store.create(self._mark(after.num_entries), after.last, ttl_s)
+        self._take_back(after)
+
+    def frees_id(self) -> bool:
+        """Remove a first entry that an engine takes back, and perhaps failed to. Return False if there is none."""
+        return self._take_back(Known().after(self.log.look(self.log.key(0)) or b""))
 
     def has_more(self, known: Known, doubtful: Doubtful | None) -> bool:
         """Return True if another engine continued the session or ended it. A `doubtful` entry is taken back first."""
@@ -165,6 +171,17 @@ class Ownership(Generic[EntryT]):
         data = self.log.codec.encode(closed, known.last)
         self.log.store.remove(self.log.key(known.num_entries), data)
         return False
+
+    def _take_back(self, known: Known) -> bool:
+        """Remove the last of the known entries, and its digest in place of the mark. Return False if that is not there."""
+        store, mark = self.log.store, self._mark(known.num_entries)
+        if self.log.look(mark) != known.last:
+            return False
+        data = self.log.last(known)
+        if data is not None:
+            store.remove(self.log.key(known.num_entries - 1), data)
+        store.remove(mark, known.last)
+        return True
 
     def _mark(self, num_entries: int) -> str:
         return f"{self.adopted}/{num_entries:08d}"

@@ -94,6 +94,22 @@ def test_a_late_removal_spares_what_was_written_since() -> None:
     assert numbers(logs) == [0, 2, 3]
 
 
+def test_a_first_entry_that_is_taken_back_late_holds_no_id() -> None:
+    """Another engine begins a session of this id, and another write of the first one is refused."""
+    store = RemovesLate()
+    logs = make_logs(store)
+    first, second = LogPosition(), LogPosition()
+    store.num_lost = 1
+    lost = written(make_journal(logs), first, entry(0, creates_session=True))
+    assert isinstance(lost, StoreFailed)
+    begun = entry(0, writer="other", creates_session=True)
+    assert written(make_journal(logs), second, begun) is None
+    store.late[0]()
+    assert logs.log("a").read().entries == [Entry(0, "other")]
+    again = written(make_journal(logs), first, entry(1, creates_session=True))
+    assert isinstance(again, SessionExists)
+
+
 def test_with_best_effort_it_is_written_with_the_next_one(
     logs: SessionLogs[Any], store: FailingStore
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -283,6 +284,37 @@ def test_a_write_that_failed_is_taken_back(store: InterruptedStore) -> None:
     take_back(store, late, before)
     take_back(store, late, before)
     assert taken(store) == LOG
+
+
+class RemovesLate(InterruptedStore):
+    """A store that does not answer a removal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[Callable[[], None]] = []
+
+    def remove(self, key: str, data: bytes) -> None:
+        """Do nothing yet, the first time."""
+        if not self.late:
+            self.late.append(partial(super().remove, key, data))
+            raise StoreUnavailable("the store did not answer", "wait")
+        super().remove(key, data)
+
+
+def test_what_will_be_removed_is_not_adopted() -> None:
+    """The removal may come at any time, or never."""
+    store = RemovesLate()
+    before = write_log(store, "s", LOG)
+    failed, other = turn(2, writer="one"), turn(2, writer="other")
+    write_log(store, "s", [failed], before)
+    with pytest.raises(StoreUnavailable):
+        take_back(store, failed, before)
+    assert taken(store) == LOG
+    after = write_log(store, "s", [other], before)
+    store.late[0]()
+    take_back(store, failed, before)
+    assert taken(store) == [*LOG, other]
+    assert known(store) == after
 
 
 @pytest.mark.parametrize("adopts_first", [False, True])
