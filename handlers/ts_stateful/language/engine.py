@@ -40,7 +40,7 @@ from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.chat import Discard, Recall, Respond
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Submit
-from ts_stateful.protocol.requests import Continue, Fork, Info
+from ts_stateful.protocol.requests import Continue, Fork, Info, Prompt
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
@@ -96,6 +96,8 @@ class LanguageKind:
         if isinstance(command, Respond):
             follows_last = command.after in (None, len(session.turns))
             return command.forks or message.ephemeral or not follows_last
+        if isinstance(command, Prompt) and command.turn is not None:
+            return command.turn <= len(session.turns)  # it is answered from its record
         return isinstance(command, Info | Continue | Fork | Recall | Discard)
 
     def drop(self, request_id: str) -> None:

@@ -44,6 +44,15 @@ def test_a_sequence_goes_on_in_one_place(start: Start) -> None:
     assert total(first.ask(add(1))) == 6
 
 
+def test_a_sequence_that_began_again_elsewhere_has_other_steps(start: Start) -> None:
+    """A step whose number is that of the last one here is no repeat of it."""
+    first, second = start(), start()
+    assert [total(first.ask(add(1, turn=turn))) for turn in (1, 2)] == [1, 2]
+    assert total(second.ask(add(7, start=True, turn=1))) == 7
+    assert total(first.ask(add(1, turn=2))) == 8
+    assert first.ask(add(1, turn=2))["replayed"]
+
+
 @EVERY
 def test_a_closed_sequence_that_the_store_kept_does_not_go_on(every: int) -> None:
     """Its id is that of a new sequence, which the later removal spares."""

@@ -48,6 +48,17 @@ def test_a_session_that_was_elsewhere_is_taken_back(
     assert code(first.ask(Continue(session_id="s", turn=9, after=0))) == "turn_gap"
 
 
+def test_a_turn_that_was_rewound_elsewhere_is_no_repeat(first: Harness, second: Harness) -> None:
+    """Its prompt is answered again, in the history of the session as it is now."""
+    first.open("s")
+    for turn in (1, 2):
+        first.ask(ask("Hello", turn=turn))
+    second.ask(Rewind(session_id="s", to_turn=1))
+    answer = first.ask(ask("Hello", turn=2))
+    assert (answer["turn"], answer.get("replayed")) == (2, None)
+    assert first.ask(ask("Hello", turn=2))["replayed"]
+
+
 @pytest.mark.parametrize("num_lost", [0, 2], ids=["not written", "written"])
 def test_a_turn_that_was_refused_here_may_have_been_done_elsewhere(
     first: Harness, second: Harness, store: FailingStore, num_lost: int
