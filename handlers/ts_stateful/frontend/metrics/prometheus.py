@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -13,10 +13,11 @@ from prometheus_client.registry import Collector
 from ts_stateful.frontend.dialects.served_model import UnknownPath
 from ts_stateful.frontend.observer import AnswerReport
 from ts_stateful.frontend.pending_response import PendingResponse
+from ts_stateful.process.worker.dispatch import Dispatcher
 from ts_stateful.protocol import errors
 from ts_stateful.protocol.stats import COUNTERS, Stats
 
-__all__ = ["EngineMetrics", "FrontMetrics", "MeasuredEngines", "MeasuredModel"]
+__all__ = ["EngineMetrics", "FrontMetrics", "MeasuredModel"]
 
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 _LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -118,27 +119,11 @@ class ModelMetrics:
         self._metrics.error(self._model, _DISCONNECTED)
 
 
-class MeasuredEngines(Protocol):
-    """The engines of a model: a `Dispatcher`."""
-
-    @property
-    def stats_by_engine(self) -> Sequence[Stats]:
-        """The stats that each engine has reported last."""
-
-    @property
-    def engines_up(self) -> Sequence[bool]:
-        """True for each engine that is connected."""
-
-    @property
-    def restarts_by_engine(self) -> Sequence[tuple[int, float]]:
-        """The number of deaths of each engine, and the seconds without it."""
-
-
 class MeasuredModel(NamedTuple):
     """A model with its engines."""
 
     name: str
-    engines: MeasuredEngines
+    engines: Dispatcher
     max_sessions: int
 
 
