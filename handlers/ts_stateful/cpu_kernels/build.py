@@ -63,7 +63,9 @@ def _load(cache: Path, name: str, command: tuple[str, ...]) -> ctypes.CDLL | Non
     try:
         return load_or_compile(cache, name, command)
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("compiled CPU kernels are not available (%s): %s", name, error)
+        remedy = f"; if {cache} is mounted noexec, name a folder in XDG_CACHE_HOME that is not"
+        remedy = remedy if "failed to map segment" in str(error) else ""
+        logger.warning("compiled CPU kernels are not available (%s): %s%s", name, error, remedy)
         return None
 
 

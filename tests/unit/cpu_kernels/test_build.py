@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,11 @@ import pytest
 
 from ts_stateful.cpu_kernels import build
 from ts_stateful.cpu_kernels.build import cache_folder, load_library
+
+_MAY_MOUNT = (
+    shutil.which("g++") is not None
+    and subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+)
 
 
 def test_a_user_without_a_home_has_a_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +37,19 @@ def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("CXX", str(broken))
     assert load_library(tmp_path / "cache", "language") is None
     assert not list((tmp_path / "cache").glob("*.so"))
+
+
+@pytest.mark.skipif(not _MAY_MOUNT, reason="needs root, and a C++ compiler")
+def test_a_folder_from_which_nothing_runs_is_named(tmp_path: Path) -> None:
+    """The loader's own words, "failed to map segment", do not say why."""
+    program = (
+        "from pathlib import Path; from ts_stateful.cpu_kernels.build import load_library as load"
+    )
+    program += f"; load(Path({str(tmp_path)!r}), 'recurrent')"
+    mount = f'mount -t tmpfs -o noexec,mode=700 tmpfs {tmp_path} && exec {sys.executable} -c "$0"'
+    command = ["unshare", "-m", "sh", "-c", mount, program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"if {tmp_path} is mounted noexec" in done.stderr
 
 
 @pytest.mark.skipif(
