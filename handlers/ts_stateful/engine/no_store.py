@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Literal
+from typing import Any, Literal
 
-from ts_stateful.sessions.places import NoParking
+from ts_stateful.sessions.places import Parking
 from ts_stateful.sessions.session import Session, StateT
 
 __all__ = ["NoStore"]
 
 
-class NoStore(NoParking, Generic[StateT]):
+class NoStore(Parking[StateT]):
     """No store: sessions end with their engine, and nothing is found."""
 
     def search(self, session_id: str, *, in_use: bool) -> Callable[[], Any]:

@@ -15,7 +15,6 @@ __all__ = [
     "UNLIMITED_BYTES",
     "Leaving",
     "Limits",
-    "NoParking",
     "Owners",
     "Parking",
     "Places",
@@ -54,25 +53,15 @@ class Owners(Protocol):
         """Return the limit of an owner's parked sessions."""
 
 
-class Parking(Protocol[StateT]):
-    """A store that sessions leave the table for, and come back from when they are used again."""
+class Parking(Generic[StateT]):
+    """A store that sessions leave the table for, and come back from when they are used again; this one takes none."""
 
     def can_park(self, session: Session[StateT]) -> bool:
         """Return True if the store has all of an idle session."""
+        return False
 
     def parked(self, session: Session[StateT]) -> None:
         """Note that a session has left the table."""
-
-
-class NoParking:
-    """No store: every session stays."""
-
-    def can_park(self, session: Session[Any]) -> bool:
-        """See `Parking`."""
-        return False
-
-    def parked(self, session: Session[Any]) -> None:
-        """See `Parking`."""
 
 
 class Leaving(NamedTuple):
@@ -92,7 +81,7 @@ class Places(Generic[StateT]):
 
     def __init__(self, max_sessions: int, owners: Owners, clock: Clock) -> None:
         self.owners = owners
-        self.parking: Parking[StateT] = NoParking()
+        self.parking = Parking[StateT]()
         self.parked = ParkedSessions(clock)
         self.tally: Tally[StateT] = Tally()
         self._max_sessions = max_sessions

@@ -11,7 +11,7 @@ from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExists, SessionExpired
 from ts_stateful.sessions.ended import EndedSessions
 from ts_stateful.sessions.places import Limits, Owners, Places
-from ts_stateful.sessions.reserve import NoReserve, Reserve
+from ts_stateful.sessions.reserve import Reserve
 from ts_stateful.sessions.session import Residency, Session, StateT
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.tally import TableCounts
@@ -40,7 +40,7 @@ class SessionTable(Generic[StateT]):
         self.limits = limits
         self._shared = shared
         self._clock = clock
-        self.reserve: Reserve = NoReserve()
+        self.reserve = Reserve()
         self.places: Places[StateT] = Places(limits.max_sessions, owners, clock)
         self.tally = self.places.tally
         self._sessions: LRU[str, Session[StateT]] = LRU(self.places.most)

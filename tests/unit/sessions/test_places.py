@@ -9,6 +9,7 @@ import pytest
 from tests.support.clock import FakeClock
 from tests.support.plain_states import State, table
 from ts_stateful.protocol.errors import QuotaExceeded, SessionNotFound, TooManySessions
+from ts_stateful.sessions.places import Parking
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 
@@ -30,7 +31,7 @@ class ByFirstLetter:
         return self.parked
 
 
-class Shelf:
+class Shelf(Parking[State]):
     """A store that has all sessions but those in `unsaved`."""
 
     def __init__(self) -> None:

@@ -23,6 +23,7 @@ from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.digests import digests_of, ends_of, starts_of
 from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.protocol.chat import Chat, Respond
+from ts_stateful.sessions.reserve import Reserve
 from ts_stateful.sessions.session import Message, Residency, Session
 
 __all__ = ["ImplicitSessions"]
@@ -50,8 +51,8 @@ class _Kept:
     head: object = None
 
 
-class ImplicitSessions:
-    """The implicit sessions of one engine. Implements `Reserve`.
+class ImplicitSessions(Reserve):
+    """The implicit sessions of one engine.
 
     An idle one is only here. A request that continues one gives its own session, in the table, the same history; until it ends,
     others can copy from that. A session is continued in place if the request has all of its turns, or all but the last. Else it
