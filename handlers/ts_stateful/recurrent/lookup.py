@@ -48,17 +48,12 @@ class Sequences:
         self._persistence = persistence
         self.ended = EndedAnswers()
 
-    def get(self, session_id: str | None) -> _Session:
-        """Return the open sequence of that id; raise as `SessionTable.get` does."""
-        if session_id is None:
-            raise InvalidRequest("name the session, in the header or here", field="session_id")
-        return self._table.get(session_id)
-
     def of_step(self, request: PendingRequest, command: Step) -> tuple[_Session, bool]:
         """Return the sequence of a step, and True if the step begins it."""
         session_id = command.session_id
+        assert session_id is not None
         try:
-            return self.get(session_id), False
+            return self._table.get(session_id), False
         except SessionClosed:
             pass  # it was ended: the next step begins a new sequence
         except SessionExpired as error:
@@ -71,7 +66,6 @@ class Sequences:
             raise gap(command.turn, 1)
         if not request.message.may_begin:
             raise EngineUnavailable("the server drains, and begins no sequence", retry_after_s=1.0)
-        assert session_id is not None
         self._quotas.check_turn(request.message, self._table)
         return self.begin(session_id, request.missing.get(session_id)), True
 

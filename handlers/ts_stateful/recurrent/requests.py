@@ -67,7 +67,7 @@ class RecurrentRequests:
         elif isinstance(command, Close):
             self._close(message, command)
         elif isinstance(command, Info):
-            session = self._sequences.get(command.session_id)
+            session = self._table.get(command.session_id or "")
             answer = info(session, self._core.clock)
             self._outbox.answer(message.request_id, answer, session_id=session.session_id)
         elif isinstance(command, Fork):
@@ -148,7 +148,7 @@ class RecurrentRequests:
 
     def _fork(self, request: PendingRequest, command: Fork) -> None:
         message = request.message
-        source = self._sequences.get(command.session_id)
+        source = self._table.get(command.session_id or "")
         resume = partial(self._core.waiting.resume, message)
         if self._persistence.when_written(source, resume):
             return  # the last step may have to be undone
@@ -182,7 +182,7 @@ class RecurrentRequests:
             self._persistence.erase(session_id, answer)
             return
         try:
-            session = self._sequences.get(session_id)
+            session = self._table.get(session_id or "")
         except SessionNotFound:
             if not message.is_retry:  # else the engine that died closed it
                 raise

@@ -6,20 +6,22 @@ from msgspec import structs
 
 from ts_stateful.clock import Clock
 from ts_stateful.engine.core import EngineCore
-from ts_stateful.engine.reports import session_info
+from ts_stateful.engine.reports import server_hello, session_info
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.answers import Forked, HelloAnswer, SessionInfo, TokenDetails, Usage
+from ts_stateful.protocol.profile import Profile
 from ts_stateful.sessions.session import Session
 
-__all__ = ["forked", "info", "with_model"]
+__all__ = ["forked", "hello", "info"]
 
 
-def with_model(hello: HelloAnswer, core: EngineCore[Context], model: Model) -> HelloAnswer:
-    """Add what a language model has to an answer."""
+def hello(core: EngineCore[Context], model: Model, profile: Profile) -> HelloAnswer:
+    """Describe the server, with the abilities and limits of its model."""
     media, kinds = core.config.handler.media, model.encoder.kinds if model.encoder else ()
+    answer = server_hello(core.config, profile, model.name)
     limits = structs.replace(
-        hello.limits,
+        answer.limits,
         context_tokens=model.context_tokens,
         images=media.max_images if "images" in kinds else 0,
         image_bytes=media.max_bytes,
@@ -28,7 +30,7 @@ def with_model(hello: HelloAnswer, core: EngineCore[Context], model: Model) -> H
         audio_s=min(media.max_audio_sec, model.encoder.max_seconds) if model.encoder else 0.0,
     )
     return structs.replace(
-        hello,
+        answer,
         limits=limits,
         chat_template=model.text.has_template,
         adapters=model.adapters.names,

@@ -6,7 +6,6 @@ from collections.abc import Sequence as Items
 from functools import partial
 
 from ts_stateful.engine.core import EngineCore
-from ts_stateful.engine.reports import server_hello
 from ts_stateful.engine.waiting import PendingRequest
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence
@@ -70,8 +69,8 @@ class LanguageRequests:
         message, command = request.message, request.message.command
         request_id = message.request_id
         if isinstance(command, Hello):
-            hello = server_hello(self._core.config, message.profile, self._model.name)
-            self._outbox.answer(request_id, reports.with_model(hello, self._core, self._model))
+            greeting = reports.hello(self._core, self._model, message.profile)
+            self._outbox.answer(request_id, greeting)
         elif isinstance(command, Open):
             if not self._idempotency.opened_before(message):
                 self._admit(self._new_session(message, command), command, message, command.media)
@@ -111,16 +110,13 @@ class LanguageRequests:
         return reports.info(session, self._model, self._core.clock, saved=saved)
 
     def _session(self, session_id: str | None, *, in_turn: bool = False) -> Session[Context]:
-        if session_id is None:
-            raise InvalidRequest("name the session, in the header or here", field="session_id")
-        session = self._table.get(session_id, in_turn=in_turn)
+        session = self._table.get(session_id or "", in_turn=in_turn)
         if session.ephemeral:  # it ends with the answer to the request that opened it
             raise SessionNotFound("no session of this id is open here", field="session_id")
         return session
 
     def _new_session(self, message: Submit, command: Open | Prompt) -> Session[Context]:
-        if command.session_id is None:
-            raise InvalidRequest("name the session", field="session_id")
+        assert command.session_id is not None
         self._check_media(command, message.attachments)
         self.uploads.find(None, command.media)
         check_command(command, self._model)
