@@ -112,6 +112,8 @@ import os, resource, socket, threading
 from ts_stateful.media.decoder.sandbox import confine
 
 connection, parent, refused = socket.socket(fileno=0), os.getppid(), []
+os.dup2(os.open("/etc/passwd", os.O_RDONLY), 200)
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 def attempt(name, action):
     try:
@@ -121,6 +123,7 @@ def attempt(name, action):
 
 assert confine(200_000_000)
 attempt("open", lambda: os.open("/etc/passwd", os.O_RDONLY))
+attempt("read", lambda: os.read(200, 1))
 attempt("socket", socket.socket)
 attempt("pipe", os.pipe)
 attempt("fork", os.fork)
@@ -143,7 +146,7 @@ def test_code_in_a_decoder_could_do_nothing() -> None:
             command = [sys.executable, "-c", _ESCAPES]
             subprocess.run(command, stdin=theirs.fileno(), check=True, timeout=_PATIENCE_S)
         refused = ours.recv(1000).decode()
-    assert refused == "open socket pipe fork thread exec kill stat unlink limit"
+    assert refused == "open read socket pipe fork thread exec kill stat unlink limit"
 
 
 def test_a_decoder_that_hangs_is_given_up(make: Make) -> None:
