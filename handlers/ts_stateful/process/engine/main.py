@@ -88,8 +88,7 @@ class EngineProcess:
         self.lifespan.detached()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> SessionEngine[Any]:
-        with without_collections():
-            module = import_module(_engine_module(config))
+        kind = _import_kind(config)
         spec, settings = self._spec, config.store
         progress = LoadProgress(spec.path("loading"))
         progress.begin("opening the store" if settings is not None else "reading the configuration")
@@ -100,7 +99,7 @@ class EngineProcess:
             self, self._queue, store=store, followers=self._followers, progress=progress
         )
         placement = _placement(spec, rank=0)
-        engine: SessionEngine[Any] = module.load_engine(config, placement, services)
+        engine: SessionEngine[Any] = kind.load_engine(config, placement, services)
         return engine
 
     def serve(self) -> None:
@@ -213,8 +212,10 @@ class EngineProcess:
         self._ready.clear()
 
 
-def _engine_module(config: Config) -> str:
-    return _LANGUAGE if config.state is None else _RECURRENT
+def _import_kind(config: Config) -> Any:
+    """Return the module of the model's kind, after it is imported."""
+    with without_collections():
+        return import_module(_LANGUAGE if config.state is None else _RECURRENT)
 
 
 def _placement(spec: EngineSpec, rank: int) -> Placement:
@@ -227,7 +228,7 @@ def preload(spec_path: Path) -> None:
     """Import what the engine of a spec needs. The engine itself reports what is wrong with a spec or a package."""
     with contextlib.suppress(Exception):
         config = load_config(EngineSpec.load(spec_path).document)
-        import_module(_engine_module(config))
+        _import_kind(config)
 
 
 def _load(spec: EngineSpec, followers: FollowerProcesses | None) -> EngineProcess | None:
@@ -255,10 +256,9 @@ def follow(spec: EngineSpec, driver: DriverSocket) -> int:
         signal.signal(number, signal.SIG_IGN)  # its driver decides
     logging.getLogger().setLevel(logging.ERROR)  # the driver reports the rest
     config = load_config(spec.document)
-    with without_collections():
-        module = import_module(_engine_module(config))
+    kind = _import_kind(config)
     try:
-        follower = module.load_follower(config, _placement(spec, driver.rank), driver)
+        follower = kind.load_follower(config, _placement(spec, driver.rank), driver)
     except Exception:  # the process's boundary
         driver.wait_for_end(_SAME_ERROR_S)  # it meets the same error, and reports it
         raise
