@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -28,15 +28,20 @@ def _shared(
     profile: Profile,
     tmp_path_factory: pytest.TempPathFactory,
     config: pytest.Config,
+    name: str = "",
+    environ: Mapping[str, str] | None = None,
     **handler: Any,
 ) -> Iterator[LocalServer]:
     # In the sequence profile an id keeps its place long after its session has ended.
     places = {"batchSize": _PLACES, "maxNumSequence": _PLACES}
     keys: dict[str, Any] = places if profile is Profile.SEQUENCE else {}
     folder = tmp_path_factory.mktemp(profile.value)
-    server = profile_server(profile, folder, endless=True, handler=handler, **keys)
+    name = name or profile.value
+    server = profile_server(
+        profile, folder, name=name, endless=True, handler=handler, environ=environ, **keys
+    )
     with server:
-        config.stash.setdefault(_running, {})[f"{profile.value}_server"] = server
+        config.stash.setdefault(_running, {})[f"{name}_server"] = server
         yield server
 
 
@@ -60,6 +65,15 @@ def sequence_server(
 ) -> Iterator[LocalServer]:
     """The same in the sequence profile."""
     yield from _shared(Profile.SEQUENCE, tmp_path_factory, pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def registering_server(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[LocalServer]:
+    """The same where a model whose worker is lost is registered again. `/invocations` does not know it from then on."""
+    environ = {"TS_ENABLE_MODEL_API": "true"}
+    yield from _shared(Profile.SEQUENCE, tmp_path_factory, pytestconfig, "registering", environ)
 
 
 @pytest.fixture(scope="session")
@@ -112,6 +126,14 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def mortal_server(profile: Profile, request: pytest.FixtureRequest) -> LocalServer:
+    """The shared server of a profile that gets over the loss of its worker."""
+    name = "registering" if profile is Profile.SEQUENCE else profile.value
+    server: LocalServer = request.getfixturevalue(f"{name}_server")
+    return server
+
+
+@pytest.fixture
 def speak() -> Iterator[Callable[[LocalServer], Speaker]]:
     """Makes clients of plain HTTP and gRPC, and closes them."""
     speakers: list[Speaker] = []
@@ -157,7 +179,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, None, None]:
-    """A shared server stops when the tests of its group are done: an idle TorchServe takes a tenth of a processor.
+    """The shared servers stop when the tests of their group are done: an idle TorchServe takes a tenth of a processor.
 
     Only where a process runs groups one after the other (`--dist loadgroup`). So a test has to be in the group of its servers:
     by a fixture, by a parameter that is a profile, or by a mark.
@@ -165,9 +187,9 @@ def pytest_runtest_teardown(
     yield
     if not item.config.getoption("loadgroup", False):
         return
-    over = {*_named_group(item)} - {*_named_group(nextitem)}
-    for name in over & item.config.stash.get(_running, {}).keys():
-        item.config.stash[_running].pop(name).stop()
+    running = item.config.stash.get(_running, {})
+    while running and _named_group(item) != _named_group(nextitem):
+        running.popitem()[1].__exit__()
 
 
 def _named_group(item: pytest.Item | None) -> Sequence[str]:

@@ -6,15 +6,17 @@ import io
 import json
 import shutil
 from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from tests.support.ports import free_ports
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.cli.main import main
+from ts_stateful.process.drain import descendants
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
 from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
@@ -25,6 +27,7 @@ __all__ = [
     "SHAPES_MODEL",
     "START_TIMEOUT_S",
     "WINDOW",
+    "KilledTorchServe",
     "endless_model",
     "log_path",
     "pack",
@@ -129,7 +132,18 @@ def profile_server(
         start_timeout_s=START_TIMEOUT_S,
         watch=watch,
     )
-    return TorchServe(settings)
+    return KilledTorchServe(settings)
+
+
+class KilledTorchServe(TorchServe):
+    """TorchServe that is killed at the end of its block: to let it finish takes seconds, and has tests of its own."""
+
+    def __exit__(self, *_: object) -> None:
+        if self._home is not None:
+            for process in descendants("TMPDIR", str(self._home / "tmp")):
+                with suppress(psutil.Error):
+                    process.kill()
+        self.stop()
 
 
 def endless_model(folder: Path) -> Path:

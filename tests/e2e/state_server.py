@@ -14,11 +14,11 @@ from _pytest.mark import ParameterSet
 from safetensors.torch import save_file
 from torch import tensor
 
-from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
+from tests.e2e.server import ROOT, START_TIMEOUT_S, KilledTorchServe, log_path, pack
 from tests.support.ports import free_ports
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.process.spec import EngineSpec
-from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
+from ts_stateful.torchserve.server import TorchServeSettings
 
 __all__ = ["BALANCE", "AsgiStateModels", "StateModels", "at"]
 
@@ -54,7 +54,7 @@ class StateModels:
         self._registered = {"counter"}
         log = log_path("state")
         log.unlink(missing_ok=True)
-        self.server = TorchServe(
+        self.server = KilledTorchServe(
             TorchServeSettings(
                 self.pack("counter"),
                 config=ROOT / "config.properties",
@@ -73,7 +73,7 @@ class StateModels:
 
     def __exit__(self, *_: object) -> None:
         self.gate.unlink(missing_ok=True)
-        self.server.stop()
+        self.server.__exit__()
 
     def named(self, name: str) -> str:
         """The model of that name, which is served from now on: `ledger-sequence` is `ledger` in the sequence profile."""

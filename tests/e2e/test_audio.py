@@ -26,22 +26,18 @@ from ts_stateful.client import connect
 from ts_stateful.protocol.errors import InvalidRequest, MediaInvalid, MediaTooLarge
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
-from ts_stateful.torchserve.server import TorchServe
 
 CLIPS = [sound(1), sound(2, 0.8)]
 QUESTION = "Which one is yellow?"
 NEW_TOKENS = 24
 
 
-@pytest.fixture(scope="module", params=[Profile.ASGI, Profile.CONTINUOUS])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalServer]:
-    """Qwen2-Audio of random weights, packed into an archive."""
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """Qwen2-Audio of random weights, packed into an archive. Other tests send both fronts the same kinds of requests."""
     folder = tmp_path_factory.mktemp("audio")
     model = write(hearing._qwen2_audio(), folder / "model")
-    name = f"audio-{request.param.value}"
-    with profile_server(request.param, folder, name=name, model=model) as server:
+    with profile_server(Profile.ASGI, folder, name="audio", model=model) as server:
         yield server
 
 
@@ -177,8 +173,8 @@ def test_clips_are_not_counted_as_json(server: LocalServer) -> None:
 def test_the_chat_page(server: LocalServer, tmp_path: Path) -> None:
     """In a real browser: clips are uploaded and played, and computed once. A picture is refused in words."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None or isinstance(server, TorchServe):
-        pytest.skip("needs chromium in the PATH; one front is enough")
+    if chromium is None:
+        pytest.skip("needs chromium in the PATH")
     pytest.importorskip("gradio", reason="needs the extra `web`")
     playwright = pytest.importorskip("playwright.sync_api")
     files = [tmp_path / "question.wav", tmp_path / "answer.flac"]

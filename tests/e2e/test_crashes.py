@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.e2e.server import profile_server
-from tests.e2e.speak import SCENE, eventually
+from tests.e2e.speak import DEADLINE_S, SCENE, eventually
 from ts_stateful.client import ClientError, RetryPolicy, Session, connect
 from ts_stateful.protocol.errors import EngineUnavailable
 from ts_stateful.protocol.profile import Profile
@@ -38,22 +38,6 @@ def profile(request: pytest.FixtureRequest) -> Profile:
     return chosen
 
 
-@pytest.fixture
-def server(
-    profile: Profile, request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[LocalServer]:
-    """The shared server of that profile: nobody notices.
-
-    One for this alone in the sequence profile: `/invocations` does not know a model any more that was registered anew.
-    """
-    if profile is not Profile.SEQUENCE:
-        yield request.getfixturevalue(f"{profile.value}_server")
-        return
-    environ = {"TS_ENABLE_MODEL_API": "true"}
-    with profile_server(profile, tmp_path, name="crashes", environ=environ) as server:
-        yield server
-
-
 def parameters(session: int, turn: int) -> dict[str, Any]:
     """Every other session samples."""
     sampled = {"temperature": 1.0, "seed": 100 * session + turn} if session % 2 else {}
@@ -61,13 +45,13 @@ def parameters(session: int, turn: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def sessions(server: LocalServer, profile: Profile) -> Iterator[list[Session]]:
+def sessions(mortal_server: LocalServer, profile: Profile) -> Iterator[list[Session]]:
     """Sessions of which every other pair speaks HTTP, where that streams."""
     http = profile is not Profile.SEQUENCE
     # What a dead worker has hangs where TorchServe does not notice; and it takes time to register a model anew.
     policy = RetryPolicy(stall_s=10, max_retries=20)
     with ExitStack() as stack:
-        urls = [server.grpc_url, server.http_url if http else server.grpc_url]
+        urls = [mortal_server.grpc_url, mortal_server.http_url if http else mortal_server.grpc_url]
         connections = [
             stack.enter_context(connect(url, timeout_s=TURN_S, policy=policy)) for url in urls
         ]
@@ -121,7 +105,7 @@ def kill(server: LocalServer, *, worker: bool, while_it_loads: bool) -> None:
 
 @pytest.mark.timeout(240 + 30 * KILLS)
 def test_kills_are_not_noticed(
-    server: LocalServer, profile: Profile, sessions: list[Session]
+    mortal_server: LocalServer, profile: Profile, sessions: list[Session]
 ) -> None:
     """Sixteen sessions at once, killed at any moment: no error, no character lost or doubled, sampled and greedy.
 
@@ -138,7 +122,7 @@ def test_kills_are_not_noticed(
             talking = pool.submit(talk_all, sessions)
             while killed < KILLS and not wait([talking], rng.uniform(0.0, calm_s)).done:
                 worker = mixed and killed % 2 == 1
-                kill(server, worker=worker, while_it_loads=killed % 4 == 2)
+                kill(mortal_server, worker=worker, while_it_loads=killed % 4 == 2)
                 killed += 1
             assert talking.result() == calm
 
@@ -205,7 +189,9 @@ def test_a_restarted_server_has_its_sessions(tmp_path: Path) -> None:
         reply = session.prompt("And the square?", **LONG)
         pieces = iter(reply)
         next(pieces)
+        engines = server.engines()
         stopping = pool.submit(server.stop)
         assert "".join(pieces)
         assert reply.finish_reason == "length"
         stopping.result()
+        assert psutil.wait_procs(engines, DEADLINE_S)[1] == []  # no engine outlives its server

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event
 
 import grpc
@@ -272,14 +271,6 @@ def test_wrong_calls_in_the_sequence_profile_end_by_their_deadline(
         connection.open(images=[SCENE]) as session,
     ):
         assert session.ask("What color is the circle?") == "red"
-
-
-def test_nothing_is_left_when_the_server_stops(tmp_path: Path, speak: Speak) -> None:
-    """No engine outlives TorchServe."""
-    server = profile_server(Profile.CONTINUOUS, tmp_path, name="stop")
-    with server:
-        engine = speak(server).engine_pid()
-    eventually(lambda: not psutil.pid_exists(engine))
 
 
 def test_a_cancelled_stream_leaves_no_id_in_the_log(

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import profile_server
 from tests.fuzz.programs import PROGRAMS, read
 from tests.fuzz.search import inputs
 from tests.fuzz.siege import Siege
-from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
 
 _EXAMPLES = 6
 _DEADLINE_S = 60.0  # for an answer while a worker is replaced, on a busy machine
 
 
-@pytest.fixture(
-    scope="module", params=[Profile.CONTINUOUS, Profile.ASGI], ids=lambda one: one.value
-)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalServer]:
-    """A server of its own: other tests' sessions have no part in its repairs."""
-    profile: Profile = request.param
-    folder = tmp_path_factory.mktemp("fuzz")
-    with profile_server(profile, folder, name=f"fuzz-{profile.value}") as server:
-        yield server
-
-
-@pytest.fixture
-def siege(server: LocalServer) -> Siege:
-    """Attacks on it."""
+@pytest.fixture(params=["continuous", "asgi"])
+def siege(request: pytest.FixtureRequest) -> Siege:
+    """Attacks on each front in turn."""
+    server: LocalServer = request.getfixturevalue(f"{request.param}_server")
     return Siege(server.http_url, server.grpc_url, _DEADLINE_S)
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ TURN_S = 240.0
 HELLO = {"type": "hello"}
 STREAM: dict[str, Any] = {"prompt": "?", "stream": True, "max_new_tokens": 50, "ignore_eos": True}
 LONG: dict[str, Any] = {"max_new_tokens": 80, "ignore_eos": True}
-MODEL_API = {"TS_ENABLE_MODEL_API": "true"}
 
 PYTHONPATH = os.pathsep.join(filter(None, sys.path))
 
@@ -134,24 +133,6 @@ class Victim:
         return time.monotonic() - self.attacked_at
 
 
-@pytest.fixture(scope="module")
-def sequence(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """TorchServe in the sequence profile, where models may be registered again. `/invocations` does not know those."""
-    folder = tmp_path_factory.mktemp("half-close")
-    keys: dict[str, Any] = {"batchSize": 40, "maxNumSequence": 40}
-    with profile_server(
-        Profile.SEQUENCE, folder, name="half-close", environ=MODEL_API, **keys
-    ) as server:
-        yield server
-
-
-def server_of(profile: Profile, request: pytest.FixtureRequest) -> LocalServer:
-    """The shared server of a profile, or the one of this module."""
-    name = "sequence" if profile is Profile.SEQUENCE else f"{profile.value}_server"
-    server: LocalServer = request.getfixturevalue(name)
-    return server
-
-
 def talk(session: Session, until: threading.Event) -> list[str]:
     """Ask the questions of the dialogue at least once, and again until the end; from the beginning each time."""
     replies = []
@@ -171,11 +152,11 @@ def talk(session: Session, until: threading.Event) -> list[str]:
 def test_others_are_served_again(
     profile: Profile,
     kind: str,
-    request: pytest.FixtureRequest,
+    mortal_server: LocalServer,
     record_property: Callable[[str, object], None],
 ) -> None:
     """At once, by the same worker; a session that was open all the time has lost nothing."""
-    server = server_of(profile, request)
+    server = mortal_server
     engines = [engine.pid for engine in server.engines()]
     victim, over = Victim(server), threading.Event()
     policy = RetryPolicy(stall_s=5, max_retries=40)

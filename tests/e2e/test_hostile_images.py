@@ -66,18 +66,9 @@ class BlackHole:
                 self._held.append(self._listener.accept()[0])
 
 
-@pytest.fixture(
-    scope="module", params=[Profile.CONTINUOUS, Profile.ASGI], ids=lambda one: one.value
-)
-def profile(request: pytest.FixtureRequest) -> Profile:
-    """Both fronts in turn."""
-    chosen: Profile = request.param
-    return chosen
-
-
 @pytest.fixture(scope="module")
-def black_hole(profile: Profile) -> Iterator[BlackHole]:
-    """The server that URLs lead to; one for each front, since a test closes it."""
+def black_hole() -> Iterator[BlackHole]:
+    """The server that URLs lead to, which a test closes."""
     black_hole = BlackHole()
     yield black_hole
     black_hole.close()
@@ -103,12 +94,12 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def server(
-    profile: Profile,
-    black_hole: BlackHole,
-    site: Site,
-    tmp_path_factory: pytest.TempPathFactory,
+    black_hole: BlackHole, site: Site, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalServer]:
-    """A server that may fetch from this machine, and waits for longer than a test takes."""
+    """A server that may fetch from this machine, and waits for longer than a test takes.
+
+    Without TorchServe: the engine fetches and decodes, whatever its front is.
+    """
     media: dict[str, Any] = {
         "allowedSchemes": ["http", "data"],
         "allowPrivateAddresses": True,
@@ -118,8 +109,8 @@ def server(
     }
     folder = tmp_path_factory.mktemp("images")
     handler = {"media": media}
-    name = f"hostile-images-{profile.value}"
-    with profile_server(profile, folder, name=name, handler=handler) as server:
+    name = "hostile-images"
+    with profile_server(Profile.ASGI, folder, name=name, handler=handler) as server:
         yield server
 
 

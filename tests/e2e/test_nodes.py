@@ -124,7 +124,7 @@ def nodes(
             node(request.param, folder, f"node-{request.param.value}-{number}", store)
             for number, folder in enumerate(folders, start=1)
         ]
-        stack.callback(at_once, lambda server: server.stop(), servers)
+        stack.callback(at_once, lambda server: server.__exit__(), servers)
         at_once(lambda server: server.start(), servers)
         ports = [server.ports for server in servers]
         front = "asgi" if request.param is Profile.ASGI else "torchserve"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
+from tests.e2e.server import ROOT, START_TIMEOUT_S, KilledTorchServe, log_path, pack
 from tests.e2e.speak import DIALOGUE, Speaker, eventually
 from tests.support.ports import free_ports
 from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
@@ -42,7 +42,7 @@ def planned(
     config.write_text(done.stdout)
     log = log_path(f"plan-{request.param}")
     log.unlink(missing_ok=True)
-    with TorchServe(
+    with KilledTorchServe(
         TorchServeSettings(
             pack(folder / "archive", "--config", str(config)),
             config=ROOT / "config.properties",

@@ -16,11 +16,11 @@ from unittest import mock
 import pytest
 import yaml
 
-from tests.e2e.server import ROOT, START_TIMEOUT_S, log_path, pack
+from tests.e2e.server import ROOT, START_TIMEOUT_S, KilledTorchServe, log_path, pack
 from tests.support.ports import free_ports
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
 from ts_stateful.serving.server import LocalServer
-from ts_stateful.torchserve.server import TorchServe, TorchServeSettings
+from ts_stateful.torchserve.server import TorchServeSettings
 
 _TESTS = ROOT / "tests" / "data" / "torchserve"
 _COUNTER = ROOT / "examples" / "counter"
@@ -82,7 +82,7 @@ def _server(front: str, archive: Path) -> LocalServer:
                 start_timeout_s=START_TIMEOUT_S,
             )
         )
-    return TorchServe(
+    return KilledTorchServe(
         TorchServeSettings(
             archive,
             config=ROOT / "config.properties",
