@@ -14,11 +14,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ts_stateful.protocol.errors import InvalidRequest, MediaTooLarge, RequestTimeout, ServerBusy
 
-__all__ = ["BodyReader", "BodyTooLong", "Disconnected", "leave_unread"]
+__all__ = ["LINGER_S", "BodyReader", "BodyTooLong", "Disconnected", "discard", "leave_unread"]
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MAX_HELD = 8
-_LINGER_S = 2.0
+LINGER_S = 2.0  # for the rest of a body
 _SMALL_BYTES = 65_536  # such a body is never refused for the bytes of others
 
 
@@ -164,11 +164,12 @@ async def leave_unread(receive: Receive, send: Send) -> AsyncIterator[tuple[Rece
 
     yield receive_nothing, send_open
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(_discard(receive), _LINGER_S)
+        await asyncio.wait_for(discard(receive), LINGER_S)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _discard(receive: Receive) -> None:
+async def discard(receive: Receive) -> None:
+    """Read the rest of a body, for no use."""
     while (await receive()).get("more_body", False):  # the message of a disconnection has none
         pass
 

@@ -15,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from ts_stateful.asgi.body import LINGER_S, discard
 from ts_stateful.asgi.settings import FrontSettings, Tls
 
 __all__ = ["Listener", "make_listener"]
@@ -116,9 +117,10 @@ class _BoundedProtocol(HttpToolsProtocol):
             raise ValueError("the headers are too long")
         super().on_headers_complete()
         cycle: Any = self.cycle
-        if cycle is not None and self.scope["http_version"] == "1.0":
-            cycle.chunked_encoding = False
-            cycle.send = partial(_send_as_it_is, cycle)
+        if cycle is not None and not cycle.keep_alive:
+            if self.scope["http_version"] == "1.0":
+                cycle.chunked_encoding = False
+            cycle.send = partial(_send_and_close, cycle)
 
     def on_body(self, body: bytes) -> None:
         """Count from here on."""
@@ -154,6 +156,14 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
 
-async def _send_as_it_is(cycle: Any, message: Any) -> None:
-    cycle.expected_content_length = len(message.get("body", b""))  # none was promised
-    await RequestResponseCycle.send(cycle, message)
+async def _send_and_close(cycle: Any, message: Any) -> None:
+    """Send on a connection that ends with the answer. Rest of the body that came after it would cost the client the answer."""
+    send = partial(RequestResponseCycle.send, cycle)
+    if cycle.scope["http_version"] == "1.0":
+        cycle.expected_content_length = len(message.get("body", b""))  # none was promised
+    if cycle.more_body and message["type"].endswith("body") and not message.get("more_body"):
+        await send(message | {"more_body": True})
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(discard(cycle.receive), LINGER_S)
+        message = {"type": message["type"]}
+    await send(message)

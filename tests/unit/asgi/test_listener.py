@@ -110,6 +110,16 @@ def test_a_stream_has_chunks_where_the_client_reads_them(request_head: bytes, bo
     assert (b"chunked" in head) == (b"HTTP/1.1" in request_head)
 
 
+@pytest.mark.parametrize(
+    "request_line", [b"POST / HTTP/1.0", b"POST / HTTP/1.1\r\nConnection: close"]
+)
+def test_an_answer_before_the_end_of_a_body_arrives(request_line: bytes) -> None:
+    """A close while the client still sends would reset the connection: proxies answer 502 then."""
+    parts = [b"x" * 100_000] * 100
+    head = b"%b\r\nContent-Length: 10000000\r\n\r\n" % request_line
+    assert b"one" in asyncio.run(answer_to(head, *parts, app=stream))
+
+
 @pytest.mark.skipif(not has_openssl(), reason=NO_OPENSSL)
 @pytest.mark.parametrize("num_bytes", [1, 50_000])
 def test_an_idle_client_does_not_delay_a_stop(tmp_path: Path, num_bytes: int) -> None:
