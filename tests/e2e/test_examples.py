@@ -9,6 +9,7 @@ import base64
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from ts_stateful.serving.server import LocalServer
 
 EXAMPLES = ROOT / "examples"
 NOTEBOOK = EXAMPLES / "notebook.ipynb"
+NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 ENVIRON = {
     **os.environ,
     "PYTHONPATH": f"{ROOT / 'handlers'}{os.pathsep}{ROOT}",
@@ -41,13 +43,19 @@ ENVIRON = {
 
 def run(name: str, *arguments: str) -> str:
     """Run an example to its end; return what it printed."""
-    return run_python(str(EXAMPLES / name), *arguments)
+    program = "node" if name.endswith(".mjs") else sys.executable
+    return run_program(program, str(EXAMPLES / name), *arguments)
 
 
 def run_python(*arguments: str) -> str:
+    """Run a program in Python to its end; return what it printed."""
+    return run_program(sys.executable, *arguments)
+
+
+def run_program(*command: str) -> str:
     """Run a program to its end; return what it printed."""
     done = subprocess.run(
-        [sys.executable, *arguments],
+        command,
         cwd=ROOT,
         env=ENVIRON,
         capture_output=True,
@@ -77,14 +85,15 @@ def counts(printed: str, form: str) -> list[tuple[int, int]]:
     return [(int(found["cached"]), int(found["prompt"])) for found in re.finditer(form, printed)]
 
 
-def test_plain_http(server: LocalServer) -> None:
+@pytest.mark.parametrize("name", ["vqa_http.py", pytest.param("vqa_http.mjs", marks=NEEDS_NODE)])
+def test_plain_http(server: LocalServer, name: str) -> None:
     """A session is opened on an image, asked, streamed and closed without any library."""
-    printed = run("vqa_http.py", "--url", f"{server.http_url}/predictions/chat")
+    printed = run(name, "--url", f"{server.http_url}/predictions/chat")
     assert re.sub(r"  \[.*?]", "", printed).splitlines() == [
         "How many shapes are there? three",
         "Which shape is yellow? triangle",
         "What color is it? yellow",
-        "closed: True",
+        f"closed: {'true' if name.endswith('.mjs') else 'True'}",
     ]
     first, second = counts(printed, r"\[(?P<cached>\d+) of (?P<prompt>\d+) tokens cached]")
     assert 64 < first[0] < second[0] < second[1]  # an image is 64 tokens
