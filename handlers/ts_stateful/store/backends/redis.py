@@ -71,9 +71,10 @@ _CURES: dict[type[Exception], str] = {
 class RedisStore:
     """A database of a Redis server, or a cluster.
 
-    Parameters of the URL: `prefix` begins the names of all keys (`ts-stateful:`). `cluster=1` is a cluster. A write is complete
-    when `replicas` replicas have it. Others are those of redis-py, `ssl_ca_certs` for instance. `password` is for a URL without
-    one. A session lives as long as the longest life of its values.
+    Parameters of the URL: `prefix` begins the names of all keys (`ts-stateful:`). `cluster=1` is a cluster. With `sentinel` the
+    hosts are sentinels, which name the primary. A write is complete when `replicas` replicas have it. Others are those of
+    redis-py, `ssl_ca_certs` for instance. `password` is for a URL without one. A session lives as long as the longest life of
+    its values.
 
     Raises:
         ConfigError: the URL has another form.

@@ -11,7 +11,9 @@ import redis
 from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.cluster import RedisCluster
+from redis.connection import parse_url
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.store.base import StoreUnavailable
@@ -24,6 +26,7 @@ _STEPS = 4
 _CLUSTER_STEPS = 8
 _WAIT_SHARE = 0.8  # of a step: the server reports missing replicas before the connection times out
 _TRIES = 2
+_SENTINEL_PORT = 26379
 _FORM = "write it like redis://user:password@host:6379/0?prefix=ts-stateful:"
 _CHANGES = (
     exceptions.MovedError,
@@ -34,12 +37,13 @@ _CHANGES = (
 
 
 class RedisAddress(NamedTuple):
-    """A URL without the parameters of this package: `prefix`, `cluster` and `replicas`."""
+    """A URL without the parameters of this package: `prefix`, `cluster`, `replicas` and `sentinel`."""
 
     url: str
     prefix: str
     is_cluster: bool
     replicas: int
+    sentinel: str  # the name by which sentinels at the URL know the primary; empty: the URL is that of the server
 
     @classmethod
     def of(cls, url: str, default_prefix: str) -> RedisAddress:
@@ -56,10 +60,13 @@ class RedisAddress(NamedTuple):
             raise ConfigError(f"handler.store.url: cluster is 0 or 1, not {cluster!r}")
         if not (replicas.isdecimal() and int(replicas) < 10):
             raise ConfigError(f"handler.store.url: replicas is 0 to 9, not {replicas!r}")
+        sentinel = options.pop("sentinel", "")
+        if cluster == "1" and sentinel:
+            raise ConfigError("handler.store.url: a cluster has no sentinels; remove `sentinel`")
         if cluster == "1" and parts.path not in ("", "/", "/0"):
             raise ConfigError("handler.store.url: a cluster has only the database 0; write /0")
         rest = parts._replace(query=urlencode(options)).geturl()
-        return cls(rest, prefix, cluster == "1", int(replicas))
+        return cls(rest, prefix, cluster == "1", int(replicas), sentinel)
 
 
 class RedisServers(Protocol):
@@ -96,7 +103,7 @@ class OneServer:
     def __init__(self, address: RedisAddress, *, timeout_s: float, password: str | None) -> None:
         step_s = timeout_s / _STEPS
         self._replicas, self._wait_s = address.replicas, step_s * _WAIT_SHARE
-        self.client: Any = _client(address.url, step_s, password)
+        self.client: Any = _client(address.url, step_s, password, address.sentinel)
 
     def write(self, name: str, *command: Any) -> Any:
         """See `RedisServers`."""
@@ -188,22 +195,38 @@ class ClusterServers:
                 self._cluster.close()
 
 
-def _client(url: str, step_s: float, password: str | None) -> redis.Redis:
+def _client(url: str, step_s: float, password: str | None, sentinel: str = "") -> redis.Redis:
     """Return a client that has connected to nothing yet."""
+    options: dict[str, Any] = {
+        "password": password,
+        "socket_connect_timeout": step_s,
+        "socket_timeout": step_s,
+        "retry": Retry(NoBackoff(), 1),
+        "retry_on_error": [exceptions.ReadOnlyError],  # the name may lead to another primary now
+    }
     try:
-        client = redis.Redis.from_url(
-            url,
-            password=password,
-            socket_connect_timeout=step_s,
-            socket_timeout=step_s,
-            retry=Retry(NoBackoff(), 1),
-            retry_on_error=[exceptions.ReadOnlyError],  # the name may lead to another primary now
-        )
+        at_url = redis.Redis.from_url
+        client = _primary(url, sentinel, options) if sentinel else at_url(url, **options)
         client.connection_pool.make_connection()
     except (ValueError, TypeError) as error:
         # The text of redis-py's error may contain the password.
         raise ConfigError(f"handler.store.url: not a URL of Redis; {_FORM}") from error
     return client
+
+
+def _primary(url: str, name: str, options: dict[str, Any]) -> redis.Redis:
+    """Return a client of the server that the sentinels at `url` name, at each connection. They need no password."""
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    sentinels = [parse_url(f"redis://{host}") for host in hosts.split(",")]
+    one = parts._replace(netloc=f"{user}{at}{hosts.partition(',')[0]}").geturl()
+    options = {**options, **parse_url(one), "ssl": parts.scheme == "rediss"}
+    for key in ("host", "port", "connection_class"):
+        options.pop(key, None)
+    transport = {k: v for k, v in options.items() if k.startswith(("socket_", "ssl"))}
+    addresses = [(one["host"], one.get("port", _SENTINEL_PORT)) for one in sentinels]
+    made: redis.Redis = Sentinel(addresses, sentinel_kwargs=transport, **options).master_for(name)
+    return made
 
 
 def _replicated(

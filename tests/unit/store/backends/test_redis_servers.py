@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -273,6 +274,55 @@ def test_a_write_waits_for_the_replicas_of_a_server(server_url: str) -> None:
         assert not replica.exists("ts-stateful:sessions/b/")
 
 
+@contextlib.contextmanager
+def sentinel(binary: str, folder: Path, primary: int) -> Iterator[int]:
+    """Start a sentinel that calls a server `chat`. Yield its port when it knows a replica."""
+    port, file = free_port(), folder / "sentinel.conf"
+    lines = [
+        f"port {port}",
+        "bind 127.0.0.1",
+        f"dir {folder}",
+        f"sentinel monitor chat 127.0.0.1 {primary} 1",
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    with (
+        subprocess.Popen([binary, str(file), "--sentinel"], stdout=subprocess.DEVNULL) as process,
+        redis.Redis(port=port) as client,
+    ):
+        try:
+            eventually(lambda: knows_a_replica(client))
+            yield port
+        finally:
+            process.kill()
+
+
+def knows_a_replica(client: redis.Redis) -> bool:
+    with contextlib.suppress(redis.ConnectionError):
+        return bool(client.execute_command("SENTINEL MASTER", "chat")["num-slaves"])
+    return False
+
+
+def test_sentinels_name_the_primary(server_url: str, tmp_path: Path) -> None:
+    """Also after a failover, and where the first one of them does not run. The primary has its database and password."""
+    binary, primary = redis_binary(), int(server_url.rpartition(":")[2].partition("/")[0])
+    assert binary is not None
+    with (
+        redis_server(binary, "--replicaof", "127.0.0.1", str(primary)) as url,
+        redis.Redis.from_url(server_url) as old,
+        sentinel(binary, tmp_path, primary) as port,
+        redis.Redis(port=port) as asked,
+    ):
+        address = f"redis://127.0.0.1:{free_port()},127.0.0.1:{port}/3?sentinel=chat&replicas=1"
+        with contextlib.closing(RedisStore(address, timeout_s=_TIMEOUT_S)) as store:
+            assert store.create(_FIRST, b"x")
+            asked.execute_command("SENTINEL FAILOVER", "chat")
+            eventually(lambda: old.info("replication")["role"] == "slave")
+            eventually(lambda: accepts(store, f"{_FIRST}/more"))
+            assert store.get(_FIRST) == b"x"
+        with redis.Redis.from_url(url.replace("/0", "/3")) as new:
+            assert new.hlen("ts-stateful:sessions/a/") == 2
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
@@ -281,6 +331,8 @@ def test_a_write_waits_for_the_replicas_of_a_server(server_url: str) -> None:
         ("/0?replicas=x", "replicas is 0 to 9"),
         ("/3?cluster=1", "only the database 0"),
         ("/0?cluster=1&colour=1", "not a URL of Redis"),
+        ("/0?sentinel=chat&colour=1", "not a URL of Redis"),
+        ("/0?sentinel=chat&cluster=1", "a cluster has no sentinels"),
     ],
 )
 def test_parameters_of_another_form_are_refused(parameters: str, message: str) -> None:
