@@ -238,7 +238,7 @@ class ChatText:
                 add_generation_prompt=opens_reply,
             )
         except Exception as error:  # a template is third-party code
-            by_system = messages[0].role == "system"
+            by_system = messages[0].role == "system" and not any(one.fields for one in messages)
             what = "a system prompt here" if by_system else "this conversation"
             raise InvalidRequest(
                 f"the model's chat template does not support {what}: {str(error)[:200]}",

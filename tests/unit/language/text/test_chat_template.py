@@ -136,10 +136,11 @@ def test_a_template_that_refuses_is_a_typed_error() -> None:
 
 def test_a_template_that_fails_refuses() -> None:
     """One that reads arguments of a call one by one takes no others. The error has the template's reason."""
-    text = chat("{{ messages[0].tool_calls[0].function.arguments | items | list }}")
-    said = Said("assistant", ("",), (ToolCall("c", "f", "not json"),))
-    with pytest.raises(InvalidRequest, match="this conversation: Can only get item pairs"):
-        text.extend(Dialogue(text.begin(None, 0)), [], [text.chat_message(said)], [])
+    text = chat("{{ messages[-1].tool_calls[0].function.arguments | items | list }}")
+    said = text.chat_message(Said("assistant", ("",), (ToolCall("c", "f", "not json"),)))
+    for system in ("", "Be brief."):  # which is not the reason
+        with pytest.raises(InvalidRequest, match="this conversation: Can only get item pairs"):
+            text.extend(Dialogue(text.begin(None, 0)), [], [said], [], instructions=system)
 
 
 def test_a_result_has_the_name_of_the_function() -> None:
