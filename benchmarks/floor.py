@@ -17,6 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, DynamicCache, PreTrainedModel, StaticCache
 from transformers.utils.logging import disable_progress_bar
 
+from ts_stateful.language.network.layout import cache_name
+
 __all__ = ["Floor"]
 
 _WARM_UPS = 2
@@ -31,6 +33,7 @@ class Floor:
         if isinstance(model, Path):
             model = AutoModelForImageTextToText.from_pretrained(model).eval()
         self._model: Any = model
+        self._cache_name = cache_name(model)
         text = self._model.config.get_text_config()
         self._num_layers: int = text.num_hidden_layers
         heads = text.num_key_value_heads
@@ -89,8 +92,9 @@ class Floor:
         return int((vision.image_size // vision.patch_size) ** 2)
 
     @torch.inference_mode()
-    def _next_ids(self, cache: Any, **inputs: Tensor) -> Tensor:
-        logits = self._model(**inputs, past_key_values=cache, logits_to_keep=1).logits
+    def _next_ids(self, cache: Any, **inputs: Any) -> Tensor:
+        inputs[self._cache_name] = cache
+        logits = self._model(**inputs, logits_to_keep=1).logits
         ids: Tensor = logits[:, -1:].argmax(-1)
         ids.tolist()  # as streaming requires
         return ids

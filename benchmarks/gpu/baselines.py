@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from benchmarks.inputs import Inputs
+from ts_stateful.language.network.layout import cache_name
 
 __all__ = [
     "bare_pass_ms",
@@ -58,11 +59,12 @@ def generate_decode_ms(network: LlamaForCausalLM, rows: int, history: int, steps
 def bare_pass_ms(network: LlamaForCausalLM, history: int, num_new: int) -> float:
     """Return the time of the stock network's pass over new tokens after a history whose states it has, to the next token."""
     cache = DynamicCache(config=network.config)
+    past = {cache_name(network): cache}
     ids = torch.tensor([_history(history + num_new)], device=network.device)
 
     def work(some: Tensor) -> None:
         with torch.inference_mode():
-            output = network(some, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            output = network(some, use_cache=True, logits_to_keep=1, **past)
             output.logits.argmax().item()
 
     work(ids[:, :history])
