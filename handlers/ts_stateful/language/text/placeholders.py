@@ -23,7 +23,7 @@ class Placeholder(NamedTuple):
 class Placeholders:
     """The placeholders of a model, one for each kind of media; none for a text model.
 
-    An image or clip is known by its ids, its expansion: the token of its placeholder is among them.
+    With several, an image or clip is known by its ids, its expansion: the token of its placeholder is among them.
     """
 
     def __init__(
@@ -41,6 +41,8 @@ class Placeholders:
 
     def of(self, expansion: Sequence[int]) -> Placeholder:
         """Return the placeholder of an image or clip."""
+        if len(self._by_id) == 1:  # whose token Aya Vision replaces by others
+            return next(iter(self._by_id.values()))
         return next(self._by_id[token] for token in expansion if token in self._by_id)
 
     def find(self, ids: Sequence[int]) -> Placeholder | None:

@@ -27,3 +27,10 @@ def test_a_placeholder_that_a_text_spells_out_is_text() -> None:
     assert _BOTH.end_of_last(f"<audio> {spelled}") == len("<audio>")
     for text in ("<audio> b", f"<audio> {spelled}"):
         assert encode_marked(_TOKENIZER, text) == encode_marked_chat(_TOKENIZER, text)
+
+
+def test_an_expansion_needs_the_placeholder_only_where_there_are_several() -> None:
+    """That of Aya Vision has other tokens alone."""
+    image = Placeholder("<image>")
+    assert Placeholders(_TOKENIZER, [image]).of([7, 8]) == image
+    assert _BOTH.of([7, _TOKENIZER.convert_tokens_to_ids("<audio>")]).part == "audio"
