@@ -177,6 +177,11 @@ def _place(
         if body.previous_response_id is not None and before is None:
             raise SessionNotFound("no such response", field="previous_response_id")
         found = before if referred is None else referred.response
+        if before and found and found != before and found.turn <= before.turn:
+            raise InvalidRequest(
+                "the last `item_reference` is to no response after `previous_response_id`; leave one of them out",
+                field="input",
+            )
         return found or (None, 0)
     if referred is not None:
         raise InvalidRequest(

@@ -185,6 +185,25 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], field: str) -> None:
     assert (status, document["error"]["param"]) == (400, field)
 
 
+@pytest.mark.parametrize(
+    ("item", "place"),
+    [("msg_a_4_0", ("a", 4)), ("msg_a_3_0", ("a", 3)), ("msg_a_2_0", None), ("msg_b_3_0", None)],
+)
+def test_a_reference_is_to_no_response_before_the_named_one(
+    item: str, place: tuple[str, int] | None
+) -> None:
+    """The turns between them would be forgotten."""
+    exchange = create(
+        input=[{"type": "item_reference", "id": item}, *USER], previous_response_id="resp_a_3"
+    )
+    if place is None:
+        status, document = exchange.refusal
+        assert (status, document["error"]["param"]) == (400, "input")
+        return
+    request: Respond = exchange.command
+    assert (request.session_id, request.after, request.expects_after) == (*place, 3)
+
+
 def test_what_has_no_effect_is_named() -> None:
     """Harmless fields of OpenAI's are taken."""
     exchange = create(user="me", prompt_cache_key="k", service_tier="auto", truncation="disabled")
