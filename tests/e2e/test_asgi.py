@@ -17,6 +17,13 @@ import grpc
 import httpx
 import psutil
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -82,6 +89,40 @@ def test_a_client_may_ping_while_a_stream_is_idle(asgi: Speaker) -> None:
         asked.put(asgi.message({"type": "hello"}))
         assert json.loads(next(replies).prediction)["model"] == "chat"
         asked.put(None)
+
+
+def test_grpc_has_health_of_its_own(asgi: Speaker) -> None:
+    """As probes ask for it: of the server, of the service, and of a model by its name."""
+    with grpc.insecure_channel(asgi.server.grpc_url.removeprefix("grpc://")) as channel:
+        health = HealthStub(channel)
+        for name in ("", "chat", "org.pytorch.serve.grpc.inference.InferenceAPIsService"):
+            asked = HealthCheckRequest(service=name)
+            assert health.Check(asked).status == HealthCheckResponse.SERVING
+            assert next(health.Watch(asked)).status == HealthCheckResponse.SERVING
+        missing = HealthCheckRequest(service="nothing")
+        with pytest.raises(grpc.RpcError) as failed:
+            health.Check(missing)
+        assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "chat" in failed.value.details()
+        assert next(health.Watch(missing)).status == HealthCheckResponse.SERVICE_UNKNOWN
+
+
+def test_grpc_describes_its_service(asgi: Speaker) -> None:
+    """A client without our files asks for them, as `grpcurl` does, and calls the service by what it gets."""
+    with grpc.insecure_channel(asgi.server.grpc_url.removeprefix("grpc://")) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        (name,) = (one for one in database.get_services() if one.startswith("org.pytorch"))
+        service = DescriptorPool(database).FindServiceByName(name)
+        method = service.FindMethodByName("Predictions")
+        assert method is not None
+        request: Any = GetMessageClass(method.input_type)(model_name="chat")
+        request.input["data"] = b'{"type": "hello"}'
+        answer = channel.unary_unary(
+            f"/{name}/Predictions",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )(request)
+    assert json.loads(answer.prediction)["model"] == "chat"
 
 
 def refusals(speaker: Speaker) -> dict[str, float]:

@@ -11,13 +11,13 @@ import msgspec
 from google.protobuf.message_factory import GetMessageClass
 
 from ts_stateful.asgi.exchange import SubmittedRequest
-from ts_stateful.asgi.grpc_codes import code_of
-from ts_stateful.asgi.in_order import in_order
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.open_inference.messages import body_of, metadata_of, response_of
 from ts_stateful.asgi.open_inference.metadata import SERVER, model_metadata
 from ts_stateful.asgi.request_headers import infer_headers, texts
+from ts_stateful.asgi.rpc.codes import code_of
+from ts_stateful.asgi.rpc.in_order import in_order
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.parsing.headers import HEADER_LENGTH

@@ -11,11 +11,11 @@ from google.protobuf.empty_pb2 import Empty
 from google.rpc.status_pb2 import Status
 
 from ts_stateful.asgi.exchange import submit
-from ts_stateful.asgi.grpc_codes import code_of
-from ts_stateful.asgi.in_order import in_order
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.request_headers import grpc_headers, texts
+from ts_stateful.asgi.rpc.codes import code_of
+from ts_stateful.asgi.rpc.in_order import in_order
 from ts_stateful.config.access import JwtAuth
 from ts_stateful.frontend.admission import call_of
 from ts_stateful.frontend.intake import Arrival

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from ts_stateful.asgi.in_order import in_order
+from ts_stateful.asgi.rpc.in_order import in_order
 
 
 class _Answer:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 
 from tests.support.fake_dispatcher import ScriptedDispatcher
-from ts_stateful.asgi.rpc import InferenceService
+from ts_stateful.asgi.rpc.torchserve import InferenceService
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
 from ts_stateful.pb.inference_pb2 import PredictionsRequest
 from ts_stateful.pb.inference_pb2_grpc import (
