@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import re
 import signal
 import socket
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +29,6 @@ from tests.e2e.server import ENDLESS, profile_server
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, SCENE, SCENE_BASE64, Speaker, eventually
 from ts_stateful.client import RetryPolicy
 from ts_stateful.client import connect as connect_client
-from ts_stateful.pb.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
 
@@ -74,21 +71,6 @@ def test_a_message_with_an_error_has_its_grpc_code(asgi: Speaker) -> None:
         with pytest.raises(grpc.RpcError) as failed:
             stub.Predictions(message)
     assert failed.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-def test_a_client_may_ping_while_a_stream_is_idle(asgi: Speaker) -> None:
-    """Each 1.2 s, as seldom as a proxy's limit may ask: the stream stays, and is answered after many pings."""
-    options = [("grpc.keepalive_time_ms", 1200), ("grpc.http2.max_pings_without_data", 0)]
-    address = asgi.server.grpc_url.removeprefix("grpc://")
-    ended, asked = threading.Event(), queue.Queue[Any]()
-    with grpc.insecure_channel(address, options) as channel:
-        stub = InferenceAPIsServiceStub(channel)  # type: ignore[no-untyped-call]
-        replies = stub.StreamPredictions2(iter(asked.get, None))
-        replies.add_callback(ended.set)
-        assert not ended.wait(8)
-        asked.put(asgi.message({"type": "hello"}))
-        assert json.loads(next(replies).prediction)["model"] == "chat"
-        asked.put(None)
 
 
 def test_grpc_has_health_of_its_own(asgi: Speaker) -> None:

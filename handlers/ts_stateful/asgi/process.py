@@ -54,6 +54,7 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 # Objects between collections: with Python's 700, they take 3 % of the time of 128 sequences' steps.
 _COLLECT_AFTER = 10_000
 _GRACE_S = 1.0  # for calls that are answered, to end
+_PING_MS = 1000  # between keepalive pings. By default gRPC ends a connection with pings in less than five minutes
 _MOST_FILES = 1 << 20  # of a hard limit that may be infinite
 
 
@@ -167,8 +168,7 @@ def _make_rpc(models: Models, settings: FrontSettings) -> Any:
             ("grpc.max_receive_message_length", settings.max_body_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
-            # By default pings in less than five minutes, which keep idle streams open at a proxy, end the connection.
-            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS),
             ("grpc.keepalive_permit_without_calls", 1),
         ]
     )

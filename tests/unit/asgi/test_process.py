@@ -4,31 +4,73 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
 from tests.support.ports import free_ports
+from ts_stateful.asgi import process
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.process import _make_rpc, _open_port, raise_file_limit
 from ts_stateful.asgi.settings import FrontSettings
+
+_PATIENCE_S = 20.0
+_FRAME = struct.Struct(">xHBBL")  # of HTTP/2: a payload's length, a type, flags and a stream
+_SETTINGS, _PING, _ACK = 4, 6, 1
+
+
+@asynccontextmanager
+async def connected(
+    host: str = "127.0.0.1",
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to gRPC's port of a server without models."""
+    fds: Any = dict.fromkeys(("http_fd", "management_fd", "metrics_fd", "admin_fd"), -1)
+    settings = FrontSettings(models=(), host=host, grpc_port=free_ports().grpc, **fds)
+    rpc = _make_rpc(Models(cast("Any", [])), settings)
+    _open_port(rpc, settings)
+    await rpc.start()
+    reader, writer = await asyncio.open_connection(host, settings.grpc_port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await rpc.stop(None)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_grpc_listens_where_http_does(host: str) -> None:
     """Also on an address of IPv6, which has brackets before a port."""
-    fds: Any = dict.fromkeys(("http_fd", "management_fd", "metrics_fd", "admin_fd"), -1)
-    settings = FrontSettings(models=(), host=host, grpc_port=free_ports().grpc, **fds)
 
-    async def serve() -> None:
-        rpc = _make_rpc(Models(cast("Any", [])), settings)
-        _open_port(rpc, settings)
-        await rpc.start()
-        socket.create_connection((host, settings.grpc_port), timeout=10).close()
-        await rpc.stop(None)
+    async def connect() -> None:
+        async with connected(host):
+            pass
 
-    asyncio.run(serve())
+    asyncio.run(connect())
+
+
+def test_a_grpc_client_may_ping_while_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least each second. gRPC ends a connection at the third ping that comes too early: here none does."""
+    assert process._PING_MS <= 1000
+    monkeypatch.setattr(process, "_PING_MS", 0)
+
+    async def ping() -> None:
+        async with connected() as (reader, writer):
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _FRAME.pack(0, _SETTINGS, 0, 0))
+            for number in range(8):
+                payload = b"%08d" % number
+                writer.write(_FRAME.pack(len(payload), _PING, 0, 0) + payload)
+                while True:
+                    head = await asyncio.wait_for(reader.readexactly(_FRAME.size), _PATIENCE_S)
+                    length, kind, flags, _ = _FRAME.unpack(head)
+                    body = await reader.readexactly(length)
+                    if (kind, flags) == (_PING, _ACK):
+                        break
+                assert body == payload
+
+    asyncio.run(ping())
 
 
 def test_a_front_takes_all_descriptors_that_it_may_have() -> None:
