@@ -26,6 +26,7 @@ Made = TypeVar("Made")
 logger = logging.getLogger(__name__)
 
 _REMEMBER_S = 3600.0  # the end of a session is known for so long
+_TAKES_BACK = b"\0"  # begins a mark in place of an engine's, before the digest of an entry
 
 
 class ClosedEntry(Struct, frozen=True, tag="closed", tag_field="kind", omit_defaults=True):
@@ -73,10 +74,10 @@ class Ownership(Generic[EntryT]):
             made, ttl_s = make(log)
             if ttl_s is None:
                 return made
-            mark = self._mark(log.known.num_entries)
-            is_marked = self.log.store.create(mark, writer.encode(), ttl_s)
-            is_whole = is_marked or not self._take_back(log.known)
-            if is_whole and not self.log.has_more(log.known):
+            mark = self._leave_mark(log.known, writer.encode(), ttl_s)
+            if mark.startswith(_TAKES_BACK):
+                self._take_back(log.known)
+            elif not self.log.has_more(log.known):
                 return made
 
     def take_back(self, doubtful: Doubtful) -> None:
@@ -87,7 +88,7 @@ class Ownership(Generic[EntryT]):
         known, entry, ttl_s = doubtful
         after = known.after(self.log.codec.encode(entry, known.last))
         if self.log.last(after) is not None:
-            self.log.store.create(self._mark(after.num_entries), after.last, ttl_s)
+            self._leave_mark(after, _TAKES_BACK + after.last, ttl_s)
         self._take_back(after)
 
     def frees_id(self) -> bool:
@@ -161,26 +162,43 @@ class Ownership(Generic[EntryT]):
 
     def _take_last(self, closed: ClosedEntry, known: Known) -> bool:
         """Return True if no other engine has the session, nor can adopt it from now on."""
-        mark = self._mark(known.num_entries)
-        if not known.last or self.log.look(mark) is not None:
+        if not known.last:
             return False
-        if self.log.append(known, closed, _REMEMBER_S) is None:
+        is_adopted = self._is_adopted(known)
+        if not is_adopted and self.log.append(known, closed, _REMEMBER_S) is None:
             return False
-        if self.log.look(mark) is None:
+        if not (is_adopted or self._is_adopted(known)):
             return True
+        # Perhaps an earlier call wrote it, without an answer.
         data = self.log.codec.encode(closed, known.last)
         self.log.store.remove(self.log.key(known.num_entries), data)
         return False
 
+    def _is_adopted(self, known: Known) -> bool:
+        mark = self.log.look(self._mark(known.num_entries))
+        return mark is not None and not mark.startswith(_TAKES_BACK)
+
+    def _leave_mark(self, known: Known, value: bytes, ttl_s: float) -> bytes:
+        """Return the mark of the known entries, which is `value` if there was none, or one of a replaced entry."""
+        store, key = self.log.store, self._mark(known.num_entries)
+        while not store.create(key, value, ttl_s):
+            mark = self.log.look(key)
+            if mark is None:  # it was removed since
+                continue
+            if mark == _TAKES_BACK + known.last or not mark.startswith(_TAKES_BACK):
+                return mark
+            store.remove(key, mark)
+        return value
+
     def _take_back(self, known: Known) -> bool:
-        """Remove the last of the known entries, and its digest in place of the mark. Return False if that is not there."""
-        store, mark = self.log.store, self._mark(known.num_entries)
-        if self.log.look(mark) != known.last:
+        """Remove the last of the known entries and its mark. Return False if the mark is not that of a removal."""
+        store, key, mark = self.log.store, self._mark(known.num_entries), _TAKES_BACK + known.last
+        if self.log.look(key) != mark:
             return False
         data = self.log.last(known)
         if data is not None:
             store.remove(self.log.key(known.num_entries - 1), data)
-        store.remove(mark, known.last)
+        store.remove(key, mark)
         return True
 
     def _mark(self, num_entries: int) -> str:

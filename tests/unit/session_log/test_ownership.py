@@ -208,6 +208,15 @@ def test_what_has_gone_on_has_not_expired(store: InterruptedStore, num_entries: 
     assert session_logs(store).log("s").read().known == Known()
 
 
+def test_an_end_that_was_written_without_an_answer_is_taken_back(store: InterruptedStore) -> None:
+    """If another engine has adopted the session before it is tried again."""
+    before = known(store)
+    assert taken(store) == LOG
+    write_log(store, "s", [EXPIRED], before)
+    end(store, EXPIRED, before)
+    assert taken(store) == LOG
+
+
 @pytest.mark.parametrize("when", range(14))
 @pytest.mark.parametrize("interrupted", ["adopt", "end"])
 def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, when: int) -> None:
@@ -315,6 +324,41 @@ def test_what_will_be_removed_is_not_adopted() -> None:
     take_back(store, failed, before)
     assert taken(store) == [*LOG, other]
     assert known(store) == after
+
+
+def left_digest() -> tuple[RemovesLate, Known, TurnEntry]:
+    """Return a store that has the digest of an entry without the entry: its server died, or got no answer."""
+    store = RemovesLate()
+    before, failed = write_log(store, "s", LOG), turn(2, writer="one")
+    write_log(store, "s", [failed], before)
+    with pytest.raises(StoreUnavailable):
+        take_back(store, failed, before)
+    store.late[0]()
+    return store, before, failed
+
+
+def test_the_digest_of_an_entry_that_was_replaced_is_no_mark() -> None:
+    """An engine adopts the session all the same, and no other one takes that from it."""
+    store, before, failed = left_digest()
+    other = turn(2, writer="other")
+    after = write_log(store, "s", [other], before)
+    assert taken(store) == [*LOG, other]
+    take_back(store, failed, before)
+    take_back(store, other, before)
+    end(store, EXPIRED, after)
+    assert taken(store) == [*LOG, other]
+
+
+def test_an_entry_in_the_place_of_one_that_was_taken_back_is_removed() -> None:
+    """With its session, or because its write failed, too."""
+    store, before, _ = left_digest()
+    other = turn(2, writer="other")
+    write_log(store, "s", [other], before)
+    take_back(store, other, before)
+    assert known(store) == before
+    store, before, _ = left_digest()
+    end(store, EXPIRED, write_log(store, "s", [other], before))
+    assert not store.list("sessions")
 
 
 @pytest.mark.parametrize("adopts_first", [False, True])
