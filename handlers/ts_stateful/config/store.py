@@ -43,7 +43,9 @@ class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
     """Bytes of these KV states, for the sessions of one engine."""
 
     def __post_init__(self) -> None:
-        if self.url is not None and not (_URL.match(self.url) and has_sound_host(self.url)):
+        url = self.url or "none"
+        hosts = url.partition("://")[2].partition("/")[0].rpartition("@")[2].split(",")  # sentinels
+        if not (_URL.match(url) and all(has_sound_host(f"//{host}") for host in hosts)):
             # The store judges the rest.
             raise ValueError(f"`url` has to be one of {_FORMS}")
 

@@ -28,7 +28,16 @@ def test_a_url_of_no_store_is_refused_without_a_server(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [None, "none", "memory://", "file:///tmp/x", "redis:///0", "rediss://u:p@h:1/0", "s3://b/a"],
+    [
+        None,
+        "none",
+        "memory://",
+        "file:///tmp/x",
+        "redis:///0",
+        "rediss://u:p@h:1/0",
+        "redis://u:p@h:1,[::1]:2,h/0?sentinel=chat",
+        "s3://b/a",
+    ],
 )
 def test_urls_of_stores_are_taken(url: str | None) -> None:
     """The store judges the rest when it is opened."""

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from redis import exceptions
+from redis.sentinel import MasterNotFoundError
 
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.store.backends.redis_servers import (
@@ -63,6 +64,7 @@ _CURES: dict[type[Exception], str] = {
     exceptions.OutOfMemoryError: "raise maxmemory of the server, or shorten the sessions' lifetime",
     exceptions.ReadOnlyError: "name the primary in handler.store.url, not a replica",
     exceptions.BusyLoadingError: "wait until the server has loaded its data",
+    MasterNotFoundError: "check that a sentinel of handler.store.url runs, and calls the primary as `sentinel` does",
     exceptions.ConnectionError: "check that the server of handler.store.url runs and can be reached",
     exceptions.TimeoutError: "check the server's load and the network, or raise handler.store.timeoutSec",
 }
@@ -208,4 +210,5 @@ def _reported() -> Iterator[None]:
         # In the order of the table: most of these are connection errors too.
         cures = (cure for kind, cure in _CURES.items() if isinstance(error, kind))
         cure = next(cures, "check the server's log")
-        raise StoreUnavailable(f"Redis: {type(error).__name__}: {error}", cure) from error
+        text = str(error).partition(" : <")[0]  # without the clients of the sentinels
+        raise StoreUnavailable(f"Redis: {type(error).__name__}: {text}", cure) from error

@@ -249,6 +249,7 @@ def test_an_empty_file_is_completed(tmp_path: Path) -> None:
         ({"store": {"url": "redis://[::1/0"}}, "error", "handler.store: `url` has to be one of"),
         ({"store": {"url": "redis://h:abc/0"}}, "error", "handler.store: `url` has to be one of"),
         ({"store": {"url": "redis://h:99999"}}, "error", "handler.store: `url` has to be one of"),
+        ({"store": {"url": "redis://h:1,h:x/0"}}, "error", "handler.store: `url` has to be one of"),
         (
             {"auth": {"mode": "jwt", "issuer": "a", "audience": "b", "jwks": "https://[x"}},
             "error",

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
+import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -290,15 +293,20 @@ def sentinel(binary: str, folder: Path, primary: int) -> Iterator[int]:
         redis.Redis(port=port) as client,
     ):
         try:
-            eventually(lambda: knows_a_replica(client))
+            eventually(lambda: succeeds(lambda: master_of(client)["num-slaves"]))
             yield port
         finally:
             process.kill()
 
 
-def knows_a_replica(client: redis.Redis) -> bool:
-    with contextlib.suppress(redis.ConnectionError):
-        return bool(client.execute_command("SENTINEL MASTER", "chat")["num-slaves"])
+def master_of(client: redis.Redis) -> Any:
+    return client.execute_command("SENTINEL MASTER", "chat")
+
+
+def succeeds(call: Callable[[], Any]) -> bool:
+    """Return True if Redis takes a call, and answers it with something that is true."""
+    with contextlib.suppress(redis.RedisError):
+        return bool(call())
     return False
 
 
@@ -315,12 +323,37 @@ def test_sentinels_name_the_primary(server_url: str, tmp_path: Path) -> None:
         address = f"redis://127.0.0.1:{free_port()},127.0.0.1:{port}/3?sentinel=chat&replicas=1"
         with contextlib.closing(RedisStore(address, timeout_s=_TIMEOUT_S)) as store:
             assert store.create(_FIRST, b"x")
-            asked.execute_command("SENTINEL FAILOVER", "chat")
-            eventually(lambda: old.info("replication")["role"] == "slave")
+            # The sentinel may not have examined the replica yet, and closes all connections to the old primary.
+            fail_over = partial(asked.execute_command, "SENTINEL FAILOVER", "chat")
+            eventually(lambda: succeeds(fail_over))
+            eventually(lambda: succeeds(lambda: old.info("replication")["role"] == "slave"))
             eventually(lambda: accepts(store, f"{_FIRST}/more"))
             assert store.get(_FIRST) == b"x"
         with redis.Redis.from_url(url.replace("/0", "/3")) as new:
             assert new.hlen("ts-stateful:sessions/a/") == 2
+
+
+def num_connections(server: socket.socket) -> int:
+    """Return the number of connections that were made since the last call."""
+    server.setblocking(False)
+    number = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            server.accept()[0].close()
+            number += 1
+    return number
+
+
+def test_sentinels_that_do_not_answer_are_asked_once() -> None:
+    """At each of two attempts. The reason names what is looked for."""
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        hosts = ",".join(f"127.0.0.1:{server.getsockname()[1]}" for server in silent)
+        store = RedisStore(f"redis://{hosts}/0?sentinel=chat", timeout_s=0.4)
+        stack.callback(store.close)
+        with pytest.raises(StoreUnavailable, match=r"No master found for 'chat': check that a se"):
+            store.get(_FIRST)
+        assert [num_connections(server) for server in silent] == [2, 2]
 
 
 @pytest.mark.parametrize(
