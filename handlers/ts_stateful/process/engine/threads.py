@@ -18,7 +18,7 @@ def set_threads(
 ) -> None:
     """Set the threads of a forward pass: for a small model, a second one costs more than it saves. Ranks share the cores.
 
-    Nor are there more than `groups` have time for: a thread that has used up its own would hold up the others in each pass.
+    The CPU limit of `groups` bounds them too: in each pass the others would wait for a thread whose time is used up.
 
     Passes are computed by the calling thread. Each other thread, of those that start later, computes alone: with a second team
     of threads, there are more of them than cores, and then OpenMP lets them sleep between any two parts of a pass, which took

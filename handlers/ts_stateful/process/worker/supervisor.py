@@ -91,9 +91,8 @@ class Supervisor:
                 self._fork_server.close()  # it hangs; the next start uses a new one
             self._clock.sleep(_POLL_S)
         if self._process is not None:
-            logger.warning(
-                "the engine exited with status %s%s", self._process.status, self._killed()
-            )
+            status = self._process.status
+            logger.warning("the engine exited with status %s%s", status, self._killed(status))
         self._process = self.engine_pid = None
 
     def kill(self) -> None:
@@ -105,10 +104,10 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _killed(self) -> str:
+    def _killed(self, status: int | None) -> str:
         before, self._num_killed = self._num_killed, self._groups.num_killed()
-        did_kill = self._num_killed > before
-        return "; the kernel kills at this container's limit of memory" if did_kill else ""
+        did_kill = status == -signal.SIGKILL and self._num_killed > before
+        return "; the kernel has killed at this container's limit of memory" if did_kill else ""
 
     def stop(self) -> None:
         """End an attempt to connect; a running engine stays for the next worker."""
