@@ -134,8 +134,11 @@ class FileStore:
 
     def remove(self, key: str, data: bytes) -> None:
         """See `Store`."""
+        path = self._path(key)
         with self._reported(), contextlib.suppress(FileNotFoundError):
-            _remove_if(self._path(key), lambda file: file.read()[_HEADER.size :] == data)
+            _remove_if(path, lambda file: file.read()[_HEADER.size :] == data)
+            if self._fsync:
+                _sync(path.parent)
 
     def sweep(self) -> None:
         """Remove expired values, empty folders, and files left by crashes.

@@ -55,6 +55,19 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
+def test_a_removal_survives_a_loss_of_power(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one value, and of a session."""
+    store = FileStore(folder, fsync=True)
+    store.create("sessions/a/00000000", b"x")
+    store.create("sessions/a/00000001", b"x")
+    folders = [folder / "sessions" / "a", folder / "sessions"]
+    expected, synced = [one.stat().st_ino for one in folders], list[int]()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    store.remove("sessions/a/00000001", b"x")
+    store.delete("sessions/a")
+    assert synced == expected
+
+
 def _killed(repository: Path, folder: Path, operation: str) -> list[FileStore]:
     """Return a store for each step of the operation before which its process was killed, and one where it was not."""
     folder.mkdir()
