@@ -14,11 +14,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ts_stateful.protocol.errors import InvalidRequest, MediaTooLarge, RequestTimeout, ServerBusy
 
-__all__ = ["LINGER_S", "BodyReader", "BodyTooLong", "Disconnected", "discard", "leave_unread"]
+__all__ = ["BodyReader", "BodyTooLong", "Disconnected", "discard", "leave_unread"]
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MAX_HELD = 8
-LINGER_S = 2.0  # for the rest of a body
+_LINGER_S = 2.0  # for the rest of a body
 _SMALL_BYTES = 65_536  # such a body is never refused for the bytes of others
 
 
@@ -163,15 +163,19 @@ async def leave_unread(receive: Receive, send: Send) -> AsyncIterator[tuple[Rece
         await send(message)
 
     yield receive_nothing, send_open
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(discard(receive), LINGER_S)
+    await discard(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def discard(receive: Receive) -> None:
-    """Read the rest of a body, for no use."""
-    while (await receive()).get("more_body", False):  # the message of a disconnection has none
-        pass
+    """Read the rest of a body for a moment, and drop it. A close before its end resets the connection."""
+
+    async def read() -> None:
+        while (await receive()).get("more_body", False):  # the message of a disconnection has none
+            pass
+
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(read(), _LINGER_S)
 
 
 def _by_name(pairs: list[tuple[str, bytes]], max_parts: int) -> dict[str, bytes]:

@@ -15,13 +15,13 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ts_stateful.asgi.body import LINGER_S, discard
+from ts_stateful.asgi.body import discard
 from ts_stateful.asgi.settings import FrontSettings, Tls
 
 __all__ = ["Listener", "make_listener"]
 
 _MAX_HEADER_BYTES = 65_536  # of a request line and its headers
-_KEEP_ALIVE_S = 620  # the idle connections of proxies end before, after up to 10 minutes
+_KEEP_ALIVE_S = 620  # longer than proxies keep idle connections, which is up to 10 minutes
 _SHUTDOWN_S = 5
 _LINGER_S = 0.2  # until a client has acknowledged all that was sent
 
@@ -157,13 +157,12 @@ class _BoundedProtocol(HttpToolsProtocol):
 
 
 async def _send_and_close(cycle: Any, message: Any) -> None:
-    """Send on a connection that ends with the answer. Rest of the body that came after it would cost the client the answer."""
+    """Send an answer with which the connection ends. A client that still sends its body would lose it by the close."""
     send = partial(RequestResponseCycle.send, cycle)
     if cycle.scope["http_version"] == "1.0":
         cycle.expected_content_length = len(message.get("body", b""))  # none was promised
     if cycle.more_body and message["type"].endswith("body") and not message.get("more_body"):
         await send(message | {"more_body": True})
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(discard(cycle.receive), LINGER_S)
+        await discard(cycle.receive)
         message = {"type": message["type"]}
     await send(message)

@@ -32,7 +32,7 @@ def add_reflection(server: Any) -> None:
 
 
 class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Readiness as `/readyz` has it: of the server by no name or a service's, and of a model by its name."""
+    """Readiness, as `/readyz` reports it: of the server for no name or TorchServe's service, else of the model of that name."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
