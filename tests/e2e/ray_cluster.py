@@ -18,6 +18,7 @@ import psutil
 
 from tests.e2e.speak import HEADER, eventually
 from tests.support.ports import free_port
+from ts_stateful.process.drain import wait_ended
 
 __all__ = ["NO_RAY", "RayCluster", "has_ray", "ray_cluster"]
 
@@ -93,7 +94,7 @@ class RayCluster:
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(processes, timeout=_WAIT_S)
+            wait_ended(processes, _WAIT_S)
 
     def _node(self, *options: str) -> subprocess.Popen[bytes]:
         # The program beside this Python may be another environment's.

@@ -16,7 +16,7 @@ import psutil
 
 from tests.e2e.speak import DEADLINE_S, eventually
 from ts_stateful.asgi.process import FRONT
-from ts_stateful.process.drain import descendants
+from ts_stateful.process.drain import descendants, wait_ended
 from ts_stateful.process.names import name_of
 from ts_stateful.serving.local import get_json
 from ts_stateful.serving.ports import Ports
@@ -96,7 +96,7 @@ class Served(LocalServer):
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(processes, timeout=DEADLINE_S)
+        wait_ended(processes, DEADLINE_S)
 
     def _forget(self) -> None:
         self._process = self._home = None

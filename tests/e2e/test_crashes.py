@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from tests.e2e.server import profile_server
-from tests.e2e.speak import DEADLINE_S, SCENE, eventually
+from tests.e2e.speak import SCENE, eventually
 from ts_stateful.client import ClientError, RetryPolicy, Session, connect
+from ts_stateful.process.drain import is_alive
 from ts_stateful.protocol.errors import EngineUnavailable
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.ports import Ports
@@ -48,7 +49,7 @@ def parameters(session: int, turn: int) -> dict[str, Any]:
 def sessions(mortal_server: LocalServer, profile: Profile) -> Iterator[list[Session]]:
     """Sessions of which every other pair speaks HTTP, where that streams."""
     http = profile is not Profile.SEQUENCE
-    # What a dead worker has hangs where TorchServe does not notice; and it takes time to register a model anew.
+    # What a dead worker has hangs where TorchServe does not notice; and it takes time to register a model again.
     policy = RetryPolicy(stall_s=10, max_retries=20)
     with ExitStack() as stack:
         urls = [mortal_server.grpc_url, mortal_server.http_url if http else mortal_server.grpc_url]
@@ -175,7 +176,7 @@ def test_a_restarted_server_has_its_sessions(tmp_path: Path) -> None:
         engine.resume()
         with pytest.raises((ClientError, EngineUnavailable)):
             cut_off.result()
-        psutil.wait_procs([engine])
+        eventually(lambda: not is_alive(engine))
         begun = reply.text
     server = profile_server(profile, tmp_path, name="restarted", handler=settings)
     with server, connect(server.http_url) as connection, ThreadPoolExecutor(1) as pool:
@@ -194,4 +195,4 @@ def test_a_restarted_server_has_its_sessions(tmp_path: Path) -> None:
         assert "".join(pieces)
         assert reply.finish_reason == "length"
         stopping.result()
-        assert psutil.wait_procs(engines, DEADLINE_S)[1] == []  # no engine outlives its server
+        assert not any(map(is_alive, engines))  # no engine outlives its server

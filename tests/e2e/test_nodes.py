@@ -13,7 +13,6 @@ from threading import Barrier, Event
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import websockets.sync.client
 
@@ -24,6 +23,7 @@ from tests.support.haproxy import NO_HAPROXY, Proxy, haproxy, haproxy_binary
 from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
 from ts_stateful.client import RetryPolicy, Session, connect
 from ts_stateful.client.session import PromptOptions
+from ts_stateful.process.drain import wait_ended
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
 
@@ -79,7 +79,7 @@ class Nodes:
             os.killpg(os.getpgid(speaker.worker_pid()), signal.SIGKILL)
             for engine in engines:
                 engine.kill()
-            psutil.wait_procs(engines, timeout=DEADLINE_S)
+            wait_ended(engines, DEADLINE_S)
         speaker.http.close()
 
     def kill_front_and_engines_of_one(self) -> None:

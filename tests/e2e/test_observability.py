@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.e2e.server import profile_server
@@ -22,6 +21,7 @@ from tests.support.prometheus import (
     prometheus,
     prometheus_binary,
 )
+from ts_stateful.process.drain import wait_ended
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
 
@@ -63,7 +63,7 @@ class Watched:
         num_dead = self.speaker.figure("StatefulEngineRestarts")
         (engine,) = self.server.engines()
         engine.kill()
-        psutil.wait_procs([engine], timeout=DEADLINE_S)
+        wait_ended([engine], DEADLINE_S)
         eventually(lambda: self.speaker.figure("StatefulEngineRestarts") > num_dead)
         eventually(lambda: self.speaker.figure("StatefulEngineUp") == 1.0)
 

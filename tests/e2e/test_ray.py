@@ -22,7 +22,7 @@ from tests.e2e.server import ENDLESS, ROOT, endless_model, log_path, pack
 from tests.e2e.speak import DEADLINE_S, DIALOGUE, HEADER, SCENE, SCENE_BASE64, eventually
 from tests.e2e.test_nodes import NUM_SESSIONS, Disturbance, talk
 from ts_stateful.client import RetryPolicy, connect
-from ts_stateful.process.drain import is_engine
+from ts_stateful.process.drain import is_alive, is_engine
 
 pytestmark = [
     pytest.mark.slow,
@@ -182,7 +182,7 @@ def test_sessions_of_a_killed_replica_go_on(application: Application) -> None:
     for question, answer in DIALOGUE[3:]:
         for header in headers:
             assert application.tell({"prompt": question}, header).json()["text"] == answer
-    assert not psutil.wait_procs(engines, timeout=DEADLINE_S)[1]
+    eventually(lambda: not any(map(is_alive, engines)))
     eventually(lambda: killed not in application.cluster.replicas())
     application.has_replicas(2)
     for header in headers:

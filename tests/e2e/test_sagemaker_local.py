@@ -30,7 +30,7 @@ from tests.e2e.speak import eventually
 from tests.support.sagemaker import boto_client, parts_of
 from ts_stateful.client import Server, connect
 from ts_stateful.client.session import PromptOptions
-from ts_stateful.process.drain import is_engine
+from ts_stateful.process.drain import is_alive, is_engine, wait_ended
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.session_ids import new_session_id
 
@@ -317,8 +317,8 @@ def test_sigterm_stops_everything(endpoint: Endpoint) -> None:
     assert any(is_engine(one) for one in processes)
     endpoint.process.terminate()
     assert endpoint.process.wait(2 * _GONE_S) == 0
-    _, left = psutil.wait_procs(processes, timeout=_GONE_S)
-    assert left == []
+    wait_ended(processes, _GONE_S)
+    assert not any(map(is_alive, processes))
 
 
 def _server_at(pid: int, port: int) -> psutil.Process:
