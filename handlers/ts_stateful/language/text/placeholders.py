@@ -23,7 +23,7 @@ class Placeholder(NamedTuple):
 class Placeholders:
     """The placeholders of a model, one for each kind of media; none for a text model.
 
-    With several, an image or clip is known by its ids, its expansion: the token of its placeholder is among them.
+    Where there are several, an image or clip is known by its ids, its expansion: the token of its placeholder is among them.
     """
 
     def __init__(
