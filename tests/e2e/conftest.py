@@ -71,7 +71,7 @@ def sequence_server(
 def registering_server(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[LocalServer]:
-    """The same where a model whose worker is lost is registered again. `/invocations` does not know it from then on."""
+    """The same, but a model whose worker is lost is registered again; then `/invocations` does not find it."""
     environ = {"TS_ENABLE_MODEL_API": "true"}
     yield from _shared(Profile.SEQUENCE, tmp_path_factory, pytestconfig, "registering", environ)
 
@@ -211,10 +211,9 @@ def _group(item: pytest.Item) -> str:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test shows the end of the log of each server that it used."""
+    """A failed test shows the end of the log of each shared server that runs: it may have asked for one by name."""
     report = yield
     if report.failed:
         for name, server in item.config.stash.get(_running, {}).items():
-            if name in getattr(item, "fixturenames", ()):
-                report.sections.append((f"log of {name}", server.log_tail()))
+            report.sections.append((f"log of {name}", server.log_tail()))
     return report
