@@ -23,10 +23,8 @@ class ControlGroups:
 
     def cpus(self) -> float:
         """Return the processors for which there is time; infinity without a limit."""
-        quotas, periods = (
-            self._read("cpu", "cpu.cfs_quota_us"),
-            self._read("cpu", "cpu.cfs_period_us"),
-        )
+        quotas = self._read("cpu", "cpu.cfs_quota_us")
+        periods = self._read("cpu", "cpu.cfs_period_us")
         pairs = [text.split() for text in self._read("cpu", "cpu.max")]
         pairs += map(list, zip(quotas, periods, strict=False))
         limits = [int(quota) / int(period) for quota, period in pairs if quota.isdecimal()]

@@ -63,8 +63,8 @@ class KVLayout:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """The bytes of a token before each layer's keys, and before its values, `(2 * layers,)`: those of a layer together."""
-        ends = np.cumsum([heads * dim for heads, dim in self.shapes], dtype=np.int64)
-        starts = np.concatenate([[0], ends[:-1]])[: 2 * len(self.layers)]
+        sizes = [0, *(heads * dim for heads, dim in self.shapes)]
+        starts = np.cumsum(sizes, dtype=np.int64)[: 2 * len(self.layers)]
         return (starts * self.dtype.itemsize).reshape(2, -1).T.ravel()
 
     @property

@@ -97,8 +97,7 @@ class LanguageRequests:
                 self._close(message, Close(session_id=command.session_id))
         elif isinstance(command, Info):
             session = self._session(command.session_id)
-            answer = self.describe(session)
-            self._outbox.answer(request_id, answer, session_id=session.session_id)
+            self._outbox.answer(request_id, self.describe(session), session_id=session.session_id)
         else:
             raise InvalidRequest(
                 "this model holds conversations: it takes `prompt`, not `step`", field="type"

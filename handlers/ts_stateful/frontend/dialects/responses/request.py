@@ -179,8 +179,7 @@ def _place(
         found = before if referred is None else referred.response
         if before and found and found != before and found.turn <= before.turn:
             raise InvalidRequest(
-                "the last `item_reference` is to no response after `previous_response_id`; leave one of them out",
-                field="input",
+                "the last `item_reference` is to an earlier response; leave it out", field="input"
             )
         return found or (None, 0)
     if referred is not None:
