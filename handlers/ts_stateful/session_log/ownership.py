@@ -86,8 +86,12 @@ class Ownership(Generic[EntryT]):
         Its digest in place of their mark keeps engines from adopting it. So it cannot be known when a removal is late.
         """
         known, entry, ttl_s = doubtful
-        after = known.after(self.log.codec.encode(entry, known.last))
+        data = self.log.codec.encode(entry, known.last)
+        after = known.after(data)
         if self.log.last(after) is not None:
+            if known.last and self.log.last(known) is None:  # the mark is of others in its place
+                self.log.store.remove(self.log.key(known.num_entries), data)
+                return
             self._leave_mark(after, _TAKES_BACK + after.last, ttl_s)
         self._take_back(after)
 

@@ -295,6 +295,21 @@ def test_a_write_that_failed_is_taken_back(store: InterruptedStore) -> None:
     assert taken(store) == LOG
 
 
+def test_a_write_that_failed_in_the_place_of_a_dropped_entry_is_taken_back() -> None:
+    """Whatever marks the session has: it went on elsewhere, and dropped the entry before this one, too."""
+    store = MemoryStore()
+    before = write_log(store, "s", LOG)
+    after = write_log(store, "s", [turn(2, writer="other")], before)
+    store.create(f"adopted/s/{after.num_entries:08}", b"other")
+    write_log(store, "s", [turn(3)], after)
+    log, late = session_logs(store).log("s"), turn(2, writer="one")
+    for position in range(after.num_entries):
+        store.delete(log.key(position))
+    store.create(log.key(before.num_entries), log.codec.encode(late, before.last))
+    take_back(store, late, before)
+    assert store.list("sessions/s") == [log.key(after.num_entries)]
+
+
 class RemovesLate(InterruptedStore):
     """A store that does not answer a removal."""
 
