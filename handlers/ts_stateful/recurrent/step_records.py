@@ -185,7 +185,9 @@ class SequenceRecords:
         position.recent.extend(entry.answered for entry in entries)
         position.num_since = len(entries)
         idle_s = 0.0 if in_use else now - last.at
-        if last.end or now >= first.expires_at or idle_s >= self._idle_s:
+        if last.end:  # its answer is given again, or another sequence begins after it: it must stay
+            return FoundSequence(position), _ENDED_S
+        if now >= first.expires_at or idle_s >= self._idle_s:
             return FoundSequence(position), None
         states = _states(log, read.known, first.states)
         return FoundSequence(position, entries, states), first.expires_at - now + GRACE_S

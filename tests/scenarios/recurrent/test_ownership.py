@@ -53,6 +53,20 @@ def test_a_sequence_that_began_again_elsewhere_has_other_steps(start: Start) -> 
     assert first.ask(add(1, turn=2))["replayed"]
 
 
+def test_an_end_that_another_engine_has_answered_is_not_taken_back() -> None:
+    """Its write had no answer, and was to be undone."""
+    store = FailingStore()
+    start = starter(store)
+    first, second = start(), start()
+    end = add(2, turn=2, end=True)
+    first.ask(add(1, turn=1))
+    store.num_lost = 2
+    assert code(first.ask(end)) == "store_unavailable"
+    assert second.ask(end)["replayed"]
+    assert first.ask(end)["replayed"]
+    assert second.ask(end)["replayed"]
+
+
 @EVERY
 def test_a_closed_sequence_that_the_store_kept_does_not_go_on(every: int) -> None:
     """Its id is that of a new sequence, which the later removal spares."""
