@@ -29,6 +29,7 @@ from ts_stateful.protocol.errors import (
     TurnGap,
 )
 from ts_stateful.protocol.events import Submit
+from ts_stateful.protocol.requests import Fork, Prompt, Step
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.sessions.places import UNLIMITED_BYTES
 from ts_stateful.sessions.session import Session, StateT
@@ -39,6 +40,7 @@ __all__ = ["SessionEngine"]
 logger = logging.getLogger(__name__)
 
 _DAMAGED = "the session's log is damaged, or not readable here: see the engine's log; `close` with `erase` removes it"
+_COMMITS = (Fork, Prompt, Step)
 _EXPIRY_S = 1.0  # between two looks through the table, for sessions that were opened meanwhile
 
 
@@ -208,10 +210,13 @@ class SessionEngine(Generic[StateT]):
         The request waits meanwhile. Return False if there is nothing to look for.
         """
         message, store = request.message, self._store
-        if store is None or request.has_looked:
-            return False
         session = self._idle_session(message.command.session_id)
-        if session is None or not (has_gap or self.kind.reads(message, session)):
+        if store is None or session is None or not (has_gap or self.kind.reads(message, session)):
+            return False
+        if request.has_looked:
+            needs_store = store.policy == "required" and not (has_gap or message.ephemeral)
+            if request.is_unsure and needs_store and isinstance(message.command, _COMMITS):
+                raise _no_answer()  # the turns here may not count any more
             return False
         job = self.kind.persistence.look_after(session)
         if job is None:

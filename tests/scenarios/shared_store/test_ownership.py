@@ -59,6 +59,23 @@ def test_a_turn_that_was_rewound_elsewhere_is_no_repeat(first: Harness, second: 
     assert first.ask(ask("Hello", turn=2))["replayed"]
 
 
+def test_a_turn_that_is_sent_again_needs_the_store(
+    first: Harness, second: Harness, store: FailingStore
+) -> None:
+    """Its record here may not count any more. Nor may the turns that a fork copies."""
+    first.open("s")
+    for turn in (1, 2):
+        first.ask(ask("Hello", turn=turn))
+    second.ask(Rewind(session_id="s", to_turn=1))
+    store.fails = True
+    fork = Fork(session_id="s", new_session_id="f")
+    refused = [first.ask(ask("Hello", turn=2)), first.ask(fork, creates_session=True)]
+    assert list(map(code, refused)) == ["store_unavailable"] * 2
+    store.fails = False
+    assert first.ask(fork, creates_session=True)["turn"] == 1
+    assert "replayed" not in first.ask(ask("Hello", turn=2))
+
+
 @pytest.mark.parametrize("num_lost", [0, 2], ids=["not written", "written"])
 def test_a_turn_that_was_refused_here_may_have_been_done_elsewhere(
     first: Harness, second: Harness, store: FailingStore, num_lost: int
