@@ -28,7 +28,7 @@ from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.open_inference.rpc import add_inference_service
 from ts_stateful.asgi.routes import make_app, make_management_app, make_metrics_app
-from ts_stateful.asgi.rpc.health import add_health, add_reflection
+from ts_stateful.asgi.rpc.health import add_grpc_services
 from ts_stateful.asgi.rpc.torchserve import InferenceService
 from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
 from ts_stateful.asgi.source import ModelSource
@@ -174,8 +174,7 @@ def _make_rpc(models: Models, settings: FrontSettings) -> Any:
     )
     add_InferenceAPIsServiceServicer_to_server(InferenceService(models), server)  # type: ignore[no-untyped-call]
     add_inference_service(server, models)
-    add_health(server, models)
-    add_reflection(server)
+    add_grpc_services(server, models)
     return server
 
 

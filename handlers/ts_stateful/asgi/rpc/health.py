@@ -13,20 +13,16 @@ from grpc_reflection.v1alpha import reflection
 from ts_stateful.asgi.models import Models
 from ts_stateful.pb import inference_pb2
 
-__all__ = ["add_health", "add_reflection"]
+__all__ = ["add_grpc_services"]
 
 _SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["InferenceAPIsService"].full_name
 _Answer = health_pb2.HealthCheckResponse
 _WATCH_S = 1.0
 
 
-def add_health(server: Any, models: Models) -> None:
-    """Let a server answer `grpc.health.v1.Health` (https://grpc.io/docs/guides/health-checking/)."""
+def add_grpc_services(server: Any, models: Models) -> None:
+    """Let a server answer `grpc.health.v1.Health`, and describe TorchServe's service."""
     health_pb2_grpc.add_HealthServicer_to_server(_Health(models), server)
-
-
-def add_reflection(server: Any) -> None:
-    """Let a server describe its services. That of the Open Inference Protocol is described by its own `ModelMetadata`."""
     health = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
     reflection.enable_server_reflection([_SERVICE, health, reflection.SERVICE_NAME], server)
 
@@ -58,8 +54,8 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             await asyncio.sleep(_WATCH_S)
 
     def _status(self, name: str) -> int:
-        models = [model for model in self._models if name in ("", _SERVICE, model.name)]
-        if not models:
+        ready = [one.is_ready for one in self._models if name in ("", _SERVICE, one.name)]
+        if not ready:
             return int(_Answer.SERVICE_UNKNOWN)
-        is_ready = not self._models.is_draining and all(model.is_ready for model in models)
+        is_ready = not self._models.is_draining and all(ready)
         return int(_Answer.SERVING if is_ready else _Answer.NOT_SERVING)
