@@ -167,7 +167,6 @@ class SequenceRecords:
         ownership = self.logs.ownership(session_id)
         if doubtful is not None:
             ownership.take_back(doubtful)
-
         make = partial(self._found, ownership.log, in_use)
         return ownership.adopt(make, writer=self.writer, stands_alone=_stands_alone)
 

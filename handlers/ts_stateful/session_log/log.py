@@ -127,10 +127,6 @@ class SessionLog(Generic[EntryT]):
             "erase the session (`close` with `erase`); check what else writes to the store",
         )
 
-    def remove(self) -> None:
-        """Remove everything below the prefix."""
-        self.store.delete(self.prefix)
-
     def _positions(self, keys: Sequence[str]) -> list[int]:
         names = [key[len(self.prefix) + 1 :] for key in keys]
         return [int(name) for name in names if len(name) == _DIGITS and name.isdigit()]

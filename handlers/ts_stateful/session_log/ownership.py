@@ -122,7 +122,7 @@ class Ownership(Generic[EntryT]):
                 self.log.store.delete(key)
         else:
             self._remove_cached()
-            self.log.remove()
+            self.log.store.delete(self.log.prefix)
             self._remove_cached()  # an engine that wrote some since may have seen the log
         if not is_noted:  # a full store has room now
             self._note(closed)
@@ -168,10 +168,9 @@ class Ownership(Generic[EntryT]):
         """Return True if no other engine has the session, nor can adopt it from now on."""
         if not known.last:
             return False
-        is_adopted = self._is_adopted(known)
-        if not is_adopted and self.log.append(known, closed, _REMEMBER_S) is None:
+        if not (self._is_adopted(known) or self.log.append(known, closed, _REMEMBER_S)):
             return False
-        if not (is_adopted or self._is_adopted(known)):
+        if not self._is_adopted(known):
             return True
         # Perhaps an earlier call wrote it, without an answer.
         data = self.log.codec.encode(closed, known.last)

@@ -57,7 +57,7 @@ class RemovedMeanwhile(MemoryStore):
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Nothing is there any more."""
-        session_logs(self).log("a").remove()
+        self.delete("sessions/a")
         return super().get_many(keys)
 
 
@@ -74,7 +74,7 @@ def test_a_log_is_read_as_it_was_written() -> None:
     known = write_log(store, "a", ENTRIES)
     assert read(store) == (ENTRIES, known)
     assert session_logs(store).log("b").read().known == Known()
-    session_logs(store).log("a").remove()
+    store.delete("sessions/a")
     assert read(store) == ([], Known())
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_written_after_a_session_that_has_ended(*, again: bool) -> No
     """Also where its id is that of another one by now: neither has an entry of the other."""
     store = MemoryStore()
     known = write_log(store, "a", [OPENED, turn(1)])
-    session_logs(store).log("a").remove()
+    store.delete("sessions/a")
     entries: list[LogEntry] = [OPENED, turn(1, writer="another")] if again else []
     write_log(store, "a", entries)
     assert append(store, known, turn(2)) is None

@@ -215,10 +215,7 @@ def _client(url: str, step_s: float, password: str | None, sentinel: str = "") -
 
 
 def _primary(url: str, name: str, options: dict[str, Any]) -> redis.Redis:
-    """Return a client of the server that the sentinels at `url` name, at each connection, without a password.
-
-    They share one step, and each is asked once: redis-py would try one that does not answer ten times.
-    """
+    """Return a client of the server that the sentinels at `url` name, at each connection, without a password."""
     parts = urlsplit(url)
     user, at, hosts = parts.netloc.rpartition("@")
     sentinels = [parse_url(f"redis://{host}") for host in hosts.split(",")]
@@ -229,7 +226,7 @@ def _primary(url: str, name: str, options: dict[str, Any]) -> redis.Redis:
     transport = {k: v for k, v in options.items() if k.startswith(("socket_", "ssl"))}
     share_s = options["socket_timeout"] / len(sentinels)
     transport |= dict.fromkeys(("socket_timeout", "socket_connect_timeout"), share_s)
-    transport["retry"] = Retry(NoBackoff(), 0)
+    transport["retry"] = Retry(NoBackoff(), 0)  # else it is ten times, with pauses
     addresses = [(one["host"], one.get("port", _SENTINEL_PORT)) for one in sentinels]
     made: redis.Redis = Sentinel(addresses, sentinel_kwargs=transport, **options).master_for(name)
     return made

@@ -97,8 +97,7 @@ class S3Store:
                 if _code(error) in _ABSENT:
                     return None
                 raise
-            data: bytes = answer["Body"].read()
-            return data
+            return bytes(answer["Body"].read())
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """See `Store`. Requests run in parallel."""
