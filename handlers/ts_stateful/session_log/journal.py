@@ -154,16 +154,18 @@ class Journal(Generic[EntryT]):
                 ownership.take_back(position.doubtful)
                 position.doubtful = None
             while position.unwritten or position.unmade:
-                own = _write_next(log, position, write.ttl_s)
-                is_first = not position.known.num_entries
-                if own is None and not (is_first and ownership.frees_id()):
+                known, unwritten = position.known, _next_entry(position, write.ttl_s)
+                after = unwritten and log.append(known, unwritten.entry, write.ttl_s)
+                if unwritten and after:
+                    own = _note(position, after, [*unwritten.keys, log.key(known.num_entries)])
+                elif known.num_entries or not ownership.frees_id():
                     position.is_lost = True
                     return False
         except Exception:  # of a store; it is raised again
             if self._calls.policy == "required":
                 self._undo(ownership, position)
             raise
-        if write.stand_alone and own:
+        if write.stand_alone:
             with contextlib.suppress(StoreError):  # the next time removes what is left
                 _drop(log, position.keys, own)
         return True
@@ -177,21 +179,20 @@ class Journal(Generic[EntryT]):
                 position.doubtful = None
 
 
-def _write_next(log: SessionLog[EntryT], position: LogPosition, ttl_s: float) -> list[str] | None:
-    """Write the next entry. Return its keys, or None if another engine has its position."""
-    known = position.known
+def _next_entry(position: LogPosition, ttl_s: float) -> Written | None:
+    """Return the next entry, which is doubtful from now on, or None if another engine has its position."""
     if position.unwritten is None:
-        position.unwritten = position.unmade[0].make(known.num_entries)
+        position.unwritten = position.unmade[0].make(position.known.num_entries)
         if position.unwritten is None:
             return None
         del position.unmade[0]
-    entry, keys = position.unwritten
-    position.doubtful = Doubtful(known, entry, ttl_s)
-    after = log.append(known, entry, ttl_s)
-    if after is None:
-        return None
+    position.doubtful = Doubtful(position.known, position.unwritten.entry, ttl_s)
+    return position.unwritten
+
+
+def _note(position: LogPosition, after: Known, own: list[str]) -> list[str]:
+    """Note that the entry was written, with its own keys; return these."""
     position.known, position.doubtful, position.unwritten = after, None, None
-    own = [*keys, log.key(known.num_entries)]
     position.keys += own
     return own
 
