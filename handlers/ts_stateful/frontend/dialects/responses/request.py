@@ -97,14 +97,11 @@ def read_create(
     items = read_items(body.input, fields, first=0 if referred is None else referred.num_items)
     tools, calls = read_tools(body.tools, body.tool_choice, fields)
     form = read_form(body.text.get("format"))
-    before = ResponseId.parse(body.previous_response_id or "")
-    session_id, after = _place(body, before, referred)
-    _check(body, fields, is_new=session_id is None)
+    continued = _continued(body, referred)
+    _check(body, fields, is_new=continued.session_id is None)
     kind: Any = "response" if body.generate else "items"
     note = Note(kind, int(clock.unix()), items.documents, _fields(body, model, form))
     request = Respond(
-        session_id=session_id,
-        after=after,
         messages=items.messages,
         images=items.images,
         instructions=body.instructions or "",
@@ -118,9 +115,9 @@ def read_create(
         parses=True,
         note=encode_note(note),
         expects=None if referred is None else referred.before,
-        expects_after=0 if before is None else before.turn,
         logprobs=bool(body.top_logprobs) or _LOGPROBS in body.include,
         top_logprobs=body.top_logprobs,
+        **continued._asdict(),
         **settings_of(body),
     )
     return AskedResponse(request, note, items.image_fields, fields.ignored, body.store)
@@ -169,11 +166,17 @@ def _check(body: _Body, fields: FieldFilter, *, is_new: bool) -> None:
             fields.ignore(f"include[{name}]", "include")
 
 
-def _place(
-    body: _Body, before: ResponseId | None, referred: Reference | None
-) -> tuple[str | None, int | None]:
-    """Return the session that the response continues, if it is not a new one, and the turn before it."""
+class _Continued(NamedTuple):
+    """The session that a response continues, None for a new one, the turn before it, and that before what it `expects`."""
+
+    session_id: str | None
+    after: int | None
+    expects_after: int = 0
+
+
+def _continued(body: _Body, referred: Reference | None) -> _Continued:
     if body.conversation is None:
+        before = ResponseId.parse(body.previous_response_id or "")
         if body.previous_response_id is not None and before is None:
             raise SessionNotFound("no such response", field="previous_response_id")
         found = before if referred is None else referred.response
@@ -181,7 +184,8 @@ def _place(
             raise InvalidRequest(
                 "the last `item_reference` is to an earlier response; leave it out", field="input"
             )
-        return found or (None, 0)
+        session_id, after = found or (None, 0)
+        return _Continued(session_id, after, 0 if before is None else before.turn)
     if referred is not None:
         raise InvalidRequest(
             "an `item_reference` excludes `conversation`; send one of them", field="input"
@@ -191,10 +195,9 @@ def _place(
             "it excludes `previous_response_id`; send one of them", field="conversation"
         )
     name = body.conversation if isinstance(body.conversation, str) else body.conversation.id
-    session_id = session_of_conversation(name)
-    if session_id is None:
+    if (conversation := session_of_conversation(name)) is None:
         raise SessionNotFound("no such conversation", field="conversation")
-    return session_id, None
+    return _Continued(conversation, None)
 
 
 def _fields(body: _Body, model: str, form: ResponseFormat | None) -> dict[str, Any]:
