@@ -15,7 +15,7 @@ from ts_stateful.asgi.exchange import exchange
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.request_headers import http_headers
-from ts_stateful.asgi.websocket import Connection, accepted
+from ts_stateful.asgi.websocket import Connection
 from ts_stateful.frontend.dialects.openai_responder import OpenAiResponder
 from ts_stateful.frontend.dialects.responses.ids import ResponseId
 from ts_stateful.frontend.intake import Arrival
@@ -25,27 +25,11 @@ from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Close
 from ts_stateful.protocol.strict_json import convert, parse_json
 
-__all__ = ["ResponseSockets"]
+__all__ = ["ResponseConnection"]
 
 _Sessions = list[tuple[ModelFront, str]]
 _PATH = "v1/responses"
 _MAX_IDLE = 64  # `stream_id`s without a frame whose response is not stored
-
-
-class ResponseSockets:
-    """An endpoint of WebSockets. Frames with the same `stream_id` are answered one after the other.
-
-    A response with `store: false` can be continued until the next one of its `stream_id`, and no more after that.
-    """
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    async def serve(self, socket: WebSocket) -> None:
-        """Serve one connection."""
-        model = await accepted(socket, self._models, self._models.of_openai[0].name)
-        if model is not None:
-            await _ResponseConnection(self._models, model, socket).run()
 
 
 class _Frame(msgspec.Struct):
@@ -61,7 +45,12 @@ class _Event(msgspec.Struct):
     response: dict[str, Any] = {}
 
 
-class _ResponseConnection(Connection):
+class ResponseConnection(Connection):
+    """A connection on which frames with the same `stream_id` are answered one after the other.
+
+    A response with `store: false` can be continued until the next one of its `stream_id`, and no more after that.
+    """
+
     def __init__(self, models: Models, model: ModelFront, socket: WebSocket) -> None:
         super().__init__(models, model, socket)
         self._is_named = "model" in socket.path_params

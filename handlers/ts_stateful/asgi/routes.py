@@ -19,8 +19,8 @@ from ts_stateful.asgi.health import Health
 from ts_stateful.asgi.http import OpenAiRoot, Predictions, refuse_other_paths
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.open_inference.http import infer_routes
-from ts_stateful.asgi.response_socket import ResponseSockets
-from ts_stateful.asgi.websocket import Sessions
+from ts_stateful.asgi.response_socket import ResponseConnection
+from ts_stateful.asgi.websocket import SessionConnection
 from ts_stateful.frontend.dialects.served_model import UnknownPath
 from ts_stateful.frontend.parsing.correlation import Correlation
 from ts_stateful.frontend.pending_response import IGNORED
@@ -33,9 +33,11 @@ _PROBES = "/livez, /readyz, /ping and /models"
 
 def make_app(models: Models, bodies: BodyReader, *, names_requests: bool = True) -> Starlette:
     """Return the application of the public port. Without `names_requests`, another layer adds `x-request-id`."""
-    health, sessions, responses = Health(models), Sessions(models), ResponseSockets(models)
+    health, default = Health(models), models.of_openai[0]
+    sessions = SessionConnection.endpoint(models)
+    responses = ResponseConnection.endpoint(models, default.name)
     predictions, openai = Predictions(models, bodies), OpenAiRoot(models, bodies)
-    base = "" if models.of_openai[0].config.state else "/v1 (the base URL of OpenAI's clients), "
+    base = "" if default.config.state else "/v1 (the base URL of OpenAI's clients), "
     return Starlette(
         middleware=[Middleware(_Correlated, names_requests=names_requests), *_cross_origin(models)],
         exception_handlers=refuse_other_paths(
@@ -51,11 +53,11 @@ def make_app(models: Models, bodies: BodyReader, *, names_requests: bool = True)
             Route("/openai/v1/{path:path}", openai),  # of Azure's clients, new ones
             Route("/openai/{path:path}", openai),
             *infer_routes(models, bodies),
-            WebSocketRoute("/v1/responses", responses.serve),
-            WebSocketRoute("/predictions/{model}/v1/responses", responses.serve),
-            WebSocketRoute("/v1/sessions", sessions.serve),
-            WebSocketRoute("/v1/sessions/{model}", sessions.serve),
-            WebSocketRoute("/invocations-bidirectional-stream", sessions.serve),
+            WebSocketRoute("/v1/responses", responses),
+            WebSocketRoute("/predictions/{model}/v1/responses", responses),
+            WebSocketRoute("/v1/sessions", sessions),
+            WebSocketRoute("/v1/sessions/{model}", sessions),
+            WebSocketRoute("/invocations-bidirectional-stream", sessions),
             WebSocketRoute("/{path:path}", _refuse_socket),
         ],
     )

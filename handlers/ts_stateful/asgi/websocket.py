@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import msgspec
@@ -22,7 +23,7 @@ from ts_stateful.protocol.answers import encode
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 
-__all__ = ["Connection", "Sessions", "accepted"]
+__all__ = ["Connection", "SessionConnection"]
 
 Tag = str | int | None
 
@@ -30,41 +31,6 @@ _MAX_OPEN = 64  # requests of one connection without their last answer
 _MAX_ID = 128
 _TRY_AGAIN_LATER = 1013  # https://www.iana.org/assignments/websocket
 _NOT_FOUND = 1008
-
-
-class Sessions:
-    """An endpoint of WebSockets. Requests of one connection run side by side.
-
-    A request may have an `id`, which each of its answers has too. Its answer is one text message, or with `stream` several.
-    """
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    async def serve(self, socket: WebSocket) -> None:
-        """Serve one connection."""
-        model = await accepted(socket, self._models)
-        if model is not None:
-            await _SessionConnection(self._models, model, socket).run()
-
-
-async def accepted(
-    socket: WebSocket, models: Models, default: str | None = None
-) -> ModelFront | None:
-    """Accept a connection; return the model that its path names, or `default`.
-
-    The connection is closed, with the reason, if there is none.
-    """
-    try:
-        model = await models.find(socket.path_params.get("model", default))
-    except StatefulError as error:
-        models.count_refusal(error, socket.path_params.get("model"))
-        await socket.accept()
-        code = _NOT_FOUND if error.status == 404 else _TRY_AGAIN_LATER
-        await socket.close(code, error.message[:120])
-        return None
-    await socket.accept()
-    return model
 
 
 class Connection(ABC):
@@ -79,6 +45,29 @@ class Connection(ABC):
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
         self._places = asyncio.Semaphore(_MAX_OPEN)
+
+    @classmethod
+    def endpoint(
+        cls, models: Models, default: str | None = None
+    ) -> Callable[[WebSocket], Awaitable[None]]:
+        """Return an endpoint: a connection to the model that its path names, or to `default`.
+
+        It is closed, with the reason, if there is none.
+        """
+
+        async def serve(socket: WebSocket) -> None:
+            try:
+                model = await models.find(socket.path_params.get("model", default))
+            except StatefulError as error:
+                models.count_refusal(error, socket.path_params.get("model"))
+                await socket.accept()
+                code = _NOT_FOUND if error.status == 404 else _TRY_AGAIN_LATER
+                await socket.close(code, error.message[:120])
+                return
+            await socket.accept()
+            await cls(models, model, socket).run()
+
+        return serve
 
     async def run(self) -> None:
         """Serve until the client disconnects, which drops its requests."""
@@ -119,7 +108,12 @@ class Connection(ABC):
                 await self._socket.send_text(document.decode())
 
 
-class _SessionConnection(Connection):
+class SessionConnection(Connection):
+    """A connection of sessions.
+
+    A request may have an `id`, which each of its answers has too. Its answer is one text message, or with `stream` several.
+    """
+
     def __init__(self, models: Models, model: ModelFront, socket: WebSocket) -> None:
         super().__init__(models, model, socket)
         # Messages are not framed as those of HTTP are.

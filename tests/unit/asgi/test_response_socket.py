@@ -15,7 +15,7 @@ from tests.support.fake_dispatcher import NAMES
 from ts_stateful.asgi import response_socket
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
-from ts_stateful.asgi.response_socket import ResponseSockets
+from ts_stateful.asgi.response_socket import ResponseConnection
 from ts_stateful.config.schema import load_config
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.pending_response import Response
@@ -60,7 +60,8 @@ def model(monkeypatch: pytest.MonkeyPatch) -> PlayedModel:
 def asked(model: PlayedModel, streams: list[str]) -> list[str]:
     """Send a frame for each `stream_id` over one socket; return the sessions that were closed before its end."""
     models = Models(cast("list[ModelFront]", [model]))
-    app = Starlette(routes=[WebSocketRoute("/v1/responses", ResponseSockets(models).serve)])
+    endpoint = ResponseConnection.endpoint(models, models.of_openai[0].name)
+    app = Starlette(routes=[WebSocketRoute("/v1/responses", endpoint)])
     with TestClient(app).websocket_connect("/v1/responses") as socket:
         for stream in streams:
             frame = {"type": "response.create", "stream_id": stream, "store": False}
