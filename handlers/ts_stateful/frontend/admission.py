@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ts_stateful.frontend.audit import AuditLog
 from ts_stateful.frontend.request_quotas import RequestQuotas
-from ts_stateful.principals.authenticator import Authenticator, Call, NoAuthenticator
+from ts_stateful.principals.authenticator import Authenticator, Call
 from ts_stateful.principals.namespace import NO_NAMESPACE, Namespace
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Open, Step
@@ -28,7 +28,7 @@ class Admission:
         audit: AuditLog | None = None,
         quotas: RequestQuotas | None = None,
     ) -> None:
-        self._authenticator = authenticator or NoAuthenticator()
+        self._authenticator = authenticator or Authenticator()
         self._client_ids = client_ids
         self.audit = audit or AuditLog()
         self._quotas = quotas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
@@ -12,7 +12,7 @@ from ts_stateful.protocol.errors import InvalidRequest, Unauthenticated
 from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
 from ts_stateful.protocol.tenants import check_principal
 
-__all__ = ["Authenticator", "Call", "NoAuthenticator", "ProxyHeader", "single"]
+__all__ = ["Authenticator", "Call", "ProxyHeader", "single"]
 
 # The only header of clients that SageMaker passes on; it holds `name=value` pairs, separated by commas.
 _ATTRIBUTES: Final = CUSTOM_ATTRIBUTES.lower()
@@ -56,8 +56,8 @@ def single(values: list[str], name: str) -> str:
     return values[0]
 
 
-class Authenticator(Protocol):
-    """The rule by which principals are found. Called for every request, so it never waits."""
+class Authenticator:
+    """The rule by which principals are found. Called for every request, so it never waits. This one is `auth: none`."""
 
     def principal_of(self, call: Call) -> str | None:
         """Return the principal of a call; None if sessions have no principals.
@@ -66,18 +66,10 @@ class Authenticator(Protocol):
             Unauthenticated: the call names none that is accepted.
             KeysUnavailable: that cannot be decided yet.
         """
-        ...
-
-
-class NoAuthenticator:
-    """`handler.auth: none`."""
-
-    def principal_of(self, call: Call) -> str | None:
-        """See `Authenticator`."""
         return None
 
 
-class ProxyHeader:
+class ProxyHeader(Authenticator):
     """`mode: header`: the principal is the value of a header that a proxy has set, in UTF-8 or else in Latin-1."""
 
     def __init__(self, settings: HeaderAuth) -> None:

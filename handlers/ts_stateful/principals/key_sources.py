@@ -27,7 +27,6 @@ class KeySource(Protocol):
         Raises:
             KeysUnreadable: it is missing, too large, or not sent in time.
         """
-        ...
 
 
 class FileSource:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ts_stateful.config.access import HeaderAuth, JwtAuth
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.principals.authenticator import Authenticator, NoAuthenticator, ProxyHeader
+from ts_stateful.principals.authenticator import Authenticator, ProxyHeader
 from ts_stateful.principals.key_sources import FileSource, source_of
 
 __all__ = ["make_authenticator"]
@@ -23,7 +23,7 @@ def make_authenticator(auth: str | HeaderAuth | JwtAuth, folder: Path) -> Authen
     if isinstance(auth, HeaderAuth):
         return ProxyHeader(auth)
     if not isinstance(auth, JwtAuth):
-        return NoAuthenticator()
+        return Authenticator()
     try:
         from ts_stateful.principals.key_set import KeySet  # noqa: PLC0415 - an extra
         from ts_stateful.principals.tokens import Tokens  # noqa: PLC0415 - an extra

@@ -10,7 +10,7 @@ from lru import LRU
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.access import JwtAuth
-from ts_stateful.principals.authenticator import Call, single
+from ts_stateful.principals.authenticator import Authenticator, Call, single
 from ts_stateful.principals.key_set import ALGORITHMS, KeySet
 from ts_stateful.protocol.errors import InvalidRequest, Unauthenticated
 from ts_stateful.protocol.tenants import check_principal
@@ -42,7 +42,7 @@ class _Verified(NamedTuple):
     version: int
 
 
-class Tokens:
+class Tokens(Authenticator):
     """`mode: jwt`. A token is verified once, then recognized by its hash until it expires or the keys change."""
 
     def __init__(self, settings: JwtAuth, keys: KeySet, clock: Clock = SYSTEM_CLOCK) -> None:

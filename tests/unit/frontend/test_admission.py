@@ -8,7 +8,7 @@ import pytest
 
 from ts_stateful.config.access import HeaderAuth
 from ts_stateful.frontend.admission import Admission, call_of
-from ts_stateful.principals.authenticator import Call, ProxyHeader
+from ts_stateful.principals.authenticator import Authenticator, Call, ProxyHeader
 from ts_stateful.protocol.errors import InvalidRequest, Unauthenticated
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Close, Fork, Open, Prompt, Step
@@ -16,7 +16,7 @@ from ts_stateful.protocol.requests import Close, Fork, Open, Prompt, Step
 _STRONG = "5f0c6c1a2b3d4e5f60718293a4b5c6d7"
 
 
-class Recorded:
+class Recorded(Authenticator):
     """An authenticator that keeps the calls."""
 
     def __init__(self) -> None:

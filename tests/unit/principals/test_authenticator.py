@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ts_stateful.config.access import HeaderAuth
-from ts_stateful.principals.authenticator import Call, NoAuthenticator, ProxyHeader
+from ts_stateful.principals.authenticator import Authenticator, Call, ProxyHeader
 from ts_stateful.protocol.errors import Unauthenticated
 from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
 
@@ -14,7 +14,7 @@ _HEADER = ProxyHeader(HeaderAuth(header="X-Principal"))
 
 def test_without_authentication_no_call_has_a_principal() -> None:
     """Whatever its headers are."""
-    assert NoAuthenticator().principal_of(Call((("x-principal", "alice"),))) is None
+    assert Authenticator().principal_of(Call((("x-principal", "alice"),))) is None
 
 
 def test_the_header_names_the_principal() -> None:

@@ -19,7 +19,7 @@ from ts_stateful.client.errors import (
     unreachable,
 )
 from ts_stateful.client.transports.sse import documents
-from ts_stateful.client.transports.transport import Events, TransportOptions
+from ts_stateful.client.transports.transport import Events, Transport, TransportOptions
 from ts_stateful.protocol.requests import Command, Prompt
 
 __all__ = ["HttpTransport", "encode_form"]
@@ -27,7 +27,7 @@ __all__ = ["HttpTransport", "encode_form"]
 _CONNECT_TIMEOUT_S = 5.0
 
 
-class HttpTransport:
+class HttpTransport(Transport):
     """POSTs to one model.
 
     In the sequence profile TorchServe routes by the session header; the body has the session's id too.
@@ -88,9 +88,6 @@ class HttpTransport:
     def close(self) -> None:
         """Close all connections."""
         self._http.close()
-
-    def pipeline(self, session_id: str, timeout_s: float) -> None:
-        """Return None: HTTP has one answer for one request."""
 
     def _request(
         self,

@@ -24,7 +24,7 @@ from ts_stateful.client.errors import (
 )
 from ts_stateful.client.transports.rest import encode_form
 from ts_stateful.client.transports.sse import documents
-from ts_stateful.client.transports.transport import Events, TransportOptions
+from ts_stateful.client.transports.transport import Events, Transport, TransportOptions
 from ts_stateful.protocol.errors import (
     InvalidRequest,
     SessionClosed,
@@ -96,7 +96,7 @@ def parse_sagemaker_url(url: str) -> SageMakerAddress:
     return SageMakerAddress(parts.netloc, **options)
 
 
-class SageMakerTransport:
+class SageMakerTransport(Transport):
     """Calls of one endpoint; of the options it uses `max_body_bytes`, `ca_file` and the headers that name a principal.
 
     A timeout belongs to a boto3 client, so there is one client for each power of two seconds. A deadline may be overrun by
@@ -135,9 +135,6 @@ class SageMakerTransport:
         with contextlib.closing(answer["Body"]) as parts, self._errors(command, silence):
             chunks = (part["PayloadPart"]["Bytes"] for part in parts if "PayloadPart" in part)
             yield from documents(answer.get("ContentType", ""), chunks)
-
-    def pipeline(self, session_id: str, timeout_s: float) -> None:
-        """Return None: the service has one answer for one request."""
 
     def close(self) -> None:
         """Close all connections."""

@@ -68,7 +68,11 @@ class Transport(Protocol):
         """Return the first document of the answer, within `timeout_s`. `raw` are inputs of a step that are sent unencoded."""
 
     def pipeline(self, session_id: str, timeout_s: float) -> Pipeline | None:
-        """Open a stream for the steps of one sequence, which need not wait for each other's answers; None without one."""
+        """Open a stream for the steps of one sequence, which need not wait for each other's answers.
+
+        Return None if the protocol has one answer for one request.
+        """
+        return None
 
     def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
         """Yield the documents of the answer as they come; nothing is sent before the first is asked for.
