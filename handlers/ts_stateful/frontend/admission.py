@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ts_stateful.frontend.audit import AuditLog
 from ts_stateful.frontend.request_quotas import RequestQuotas
 from ts_stateful.principals.authenticator import Authenticator, Call
 from ts_stateful.principals.namespace import NO_NAMESPACE, Namespace
+from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Open, Step
 from ts_stateful.protocol.session_ids import check_strength
@@ -19,7 +20,7 @@ _MAX_CREDENTIAL = 16_384  # bytes; a longer input of a message is a document or 
 
 
 class Admission:
-    """The rules for clients of one server: their principals, the ids that they may choose, and their quotas."""
+    """The rules for clients of one server: their principals, the ids that they may choose, their quotas and web pages."""
 
     def __init__(
         self,
@@ -27,11 +28,13 @@ class Admission:
         client_ids: Literal["any", "strong"] = "any",
         audit: AuditLog | None = None,
         quotas: RequestQuotas | None = None,
+        allowed_origins: Sequence[str] = (),
     ) -> None:
         self._authenticator = authenticator or Authenticator()
         self._client_ids = client_ids
         self.audit = audit or AuditLog()
         self._quotas = quotas
+        self._allowed_origins = allowed_origins
 
     def namespace_of(self, call: Call) -> Namespace:
         """Return the namespace of a request's principal.
@@ -50,6 +53,22 @@ class Admission:
         """
         if self._quotas is not None:
             self._quotas.check(principal, num_bytes)
+
+    def check_origin(self, origin: str | None) -> None:
+        """Check that a request comes from no web page, or from one of the allowed origins; `*` allows all.
+
+        Browsers send `Origin` with every POST of a page, also of a page whose name was made to lead to this server. Other
+        clients do not. A GET without a body opens nothing.
+
+        Raises:
+            InvalidRequest: a page of another origin sent it.
+        """
+        allowed = self._allowed_origins
+        if origin is not None and origin not in allowed and "*" not in allowed:
+            raise InvalidRequest(
+                f"web pages of {origin[:100]} may not use this server; allow them in handler.allowedOrigins",
+                field="origin",
+            )
 
     def check(self, message: Submit) -> None:
         """Check the id that a request may open a session under, and its choices. Ids of principals need no strength.

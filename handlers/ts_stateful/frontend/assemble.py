@@ -17,7 +17,6 @@ from ts_stateful.frontend.inbox import Mailbox
 from ts_stateful.frontend.intake import Dispatching, Intake, Parser
 from ts_stateful.frontend.parsing.headers import HeaderReader
 from ts_stateful.frontend.parsing.limits import BodyLimits, HeldBytes
-from ts_stateful.frontend.parsing.origins import OriginGuard
 from ts_stateful.frontend.parsing.requests import RequestParser
 from ts_stateful.frontend.parsing.steps import StepParser
 from ts_stateful.frontend.request_quotas import RequestQuotas
@@ -86,9 +85,9 @@ def make_intake(
     return Intake(
         dispatcher,
         ends.mailbox,
-        OriginGuard(parser, settings.allowed_origins),
+        parser,
         headers,
-        Admission(authenticator, settings.client_ids, audit, quotas),
+        Admission(authenticator, settings.client_ids, audit, quotas, settings.allowed_origins),
     )
 
 

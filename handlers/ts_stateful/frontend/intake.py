@@ -203,7 +203,7 @@ class Intake:
             return None
         refused_as = pending.responder
         try:
-            message = self._parser.parse(pending, data, read)
+            message = self._parse(pending, data, read)
         except StatefulError:
             message = None
         if isinstance(message, Submit) and isinstance(message.command, Hello):
@@ -212,7 +212,7 @@ class Intake:
         return None
 
     def _submit(self, pending: PendingResponse, data: Parts, headers: RequestHeaders) -> None:
-        message = self._parser.parse(pending, data, headers)
+        message = self._parse(pending, data, headers)
         if isinstance(message, Event):
             self._mailbox.post(message)
             return
@@ -226,6 +226,12 @@ class Intake:
         pending.streams = message.streams
         pending.names_session = not message.ephemeral
         self._dispatcher.submit(message)
+
+    def _parse(
+        self, pending: PendingResponse, data: Parts, headers: RequestHeaders
+    ) -> Submit | Event:
+        self._admission.check_origin(headers.origin)
+        return self._parser.parse(pending, data, headers)
 
 
 def _short(request_id: str) -> str:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.fake_dispatcher import NAMES
 from ts_stateful.config.access import HeaderAuth
 from ts_stateful.frontend.admission import Admission, call_of
+from ts_stateful.frontend.parsing.headers import RequestHeaders
 from ts_stateful.principals.authenticator import Authenticator, Call, ProxyHeader
 from ts_stateful.protocol.errors import InvalidRequest, Unauthenticated
 from ts_stateful.protocol.events import Submit
@@ -83,3 +85,37 @@ def test_strong_ids_are_asked_of_what_opens_sessions(command: Any, field: str) -
 def test_strong_ids_and_open_sessions_are_taken(command: Any) -> None:
     """An old session may have a weak id."""
     Admission(client_ids="strong").check(Submit("r", command))
+
+
+_PAGE = "https://app.example.com"
+
+
+@pytest.mark.parametrize("origin", [_PAGE, "null", "http://127.0.0.1:8080", "", "x" * 10_000])
+def test_pages_are_refused(origin: str) -> None:
+    """Also pages without an origin, and those that claim to come from this server: it has none."""
+    with pytest.raises(InvalidRequest, match="allowedOrigins") as caught:
+        Admission(allowed_origins=("https://other.example.com",)).check_origin(origin)
+    assert caught.value.field == "origin"
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("allowed", [_PAGE, "*"])
+def test_pages_of_allowed_origins_are_served(allowed: str) -> None:
+    """By their exact origins, or all of them."""
+    Admission(allowed_origins=("https://other.example.com", allowed)).check_origin(_PAGE)
+
+
+@pytest.mark.parametrize(
+    ("headers", "origin"),
+    [
+        ({"Origin": _PAGE}, _PAGE),
+        ({"origin": _PAGE}, _PAGE),
+        ({"Origin": {"content-type": "text/plain"}}, None),
+        ({}, None),
+    ],
+)
+def test_only_headers_of_http_name_pages(headers: dict[str, Any], origin: str | None) -> None:
+    """A part of the body cannot pose as one. Over gRPC an input of that name is refused as every unknown one."""
+    http = RequestHeaders.read({"Host": "127.0.0.1:8080", **headers}, NAMES, minting=False)
+    assert http.origin == origin
+    assert RequestHeaders.read(headers, NAMES, minting=False).origin is None
