@@ -16,8 +16,8 @@ from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.given_model import expand_home
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.config.sizes import ModelUnknown, TransformerSize
+from ts_stateful.control_groups import ControlGroups
 from ts_stateful.plan import START, Asked, make_plan
-from ts_stateful.process.control_groups import ControlGroups
 
 __all__ = ["EPILOG", "add_options", "init"]
 
