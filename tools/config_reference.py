@@ -18,10 +18,9 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
-from ts_stateful.config import access, quotas, schema
+from ts_stateful.config import access, schema
 from ts_stateful.config.edit import completed
-from ts_stateful.config.implicit import ImplicitConfig
-from ts_stateful.config.limits import LimitsConfig
+from ts_stateful.config.limits import ImplicitConfig, LimitsConfig, Quota, QuotasConfig
 from ts_stateful.protocol.declarations import Input, Output, State
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,8 +33,8 @@ _TABLES: tuple[tuple[str, str, type[Struct]], ...] = (
     ("engine", "handler.", schema.EngineConfig),
     ("limits", "handler.limits.", LimitsConfig),
     ("access", "handler.", access.AccessConfig),
-    ("quotas", "handler.quotas.", quotas.QuotasConfig),
-    ("quota", "handler.quotas.", quotas.Quota),
+    ("quotas", "handler.quotas.", QuotasConfig),
+    ("quota", "handler.quotas.", Quota),
     ("header", "handler.auth.", access.HeaderAuth),
     ("jwt", "handler.auth.", access.JwtAuth),
     ("language", "handler.", schema.HandlerConfig),

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from ts_stateful.config.quotas import QuotasConfig
+from ts_stateful.config.limits import QuotasConfig
 from ts_stateful.config.ranges import LONGEST_S, Positive, has_sound_host
 
 __all__ = ["AccessConfig", "HeaderAuth", "JwtAuth"]

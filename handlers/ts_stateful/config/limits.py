@@ -1,4 +1,4 @@
-"""The settings of `handler.limits`."""
+"""Bounds: of requests, of what a principal uses, and of conversations without a session header."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ts_stateful.config.ranges import Count
+from ts_stateful.config.ranges import Count, Duration
 
-__all__ = ["LimitsConfig"]
+__all__ = ["ImplicitConfig", "LimitsConfig", "Quota", "QuotasConfig"]
 
 
 class LimitsConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -22,3 +22,45 @@ class LimitsConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
     """Levels of objects and arrays in each other."""
     max_in_flight_bytes: Count = 200_000_000
     """Bytes of all requests in flight in a worker. A request that is alone there may have more."""
+
+
+class Quota(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """The quotas of one principal; None is no bound."""
+
+    open_sessions: Count | None = None
+    """Sessions of one principal in memory. Beyond them `handler.onFull` decides."""
+    parked_sessions: Count | None = None
+    """Sessions of one principal that have left the memory of an engine for the store. Unset: 10000."""
+    turns_in_flight: Count | None = None
+    """Turns, openings or steps of one principal that wait or run in an engine."""
+    queued_bytes: Count | None = None
+    """Bytes of one principal's requests in flight in a worker. A request that is its only one may have more."""
+    tokens_per_minute: Count | None = None
+    """Tokens that one principal's turns add to sessions, in prompts and replies. As many may come at once."""
+
+
+class QuotasConfig(Quota, frozen=True, kw_only=True):
+    """`handler.quotas`: the most that one principal may use at a time. Without principals all clients are one."""
+
+    principals: dict[str, Quota] = {}
+    """Other quotas for principals by name. A quota that is left out there is the one of all."""
+
+    def of(self, principal: str | None) -> Quota:
+        """Return the quotas of a principal; None for clients without one."""
+        own = self.principals.get(principal, Quota()) if principal is not None else Quota()
+        return Quota(
+            open_sessions=own.open_sessions or self.open_sessions,
+            parked_sessions=own.parked_sessions or self.parked_sessions,
+            turns_in_flight=own.turns_in_flight or self.turns_in_flight,
+            queued_bytes=own.queued_bytes or self.queued_bytes,
+            tokens_per_minute=own.tokens_per_minute or self.tokens_per_minute,
+        )
+
+
+class ImplicitConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    """`handler.implicitSessions`: conversations of clients that send all messages each time, and no session header."""
+
+    idle_sec: Duration = 600.0
+    """Seconds that one waits for its next request. 0: none is kept."""
+    max_bytes: Count | None = None
+    """Bytes of their KV states, which leave before any other session's. Unset: a quarter of the device's bytes, else 1 GB."""

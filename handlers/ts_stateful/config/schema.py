@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ts_stateful.config.access import AccessConfig
-from ts_stateful.config.implicit import ImplicitConfig
-from ts_stateful.config.limits import LimitsConfig
+from ts_stateful.config.limits import ImplicitConfig, LimitsConfig
 from ts_stateful.config.media import MediaConfig
 from ts_stateful.config.ranges import Count as _Count
 from ts_stateful.config.ranges import Duration as _Duration

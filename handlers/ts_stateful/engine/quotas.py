@@ -13,16 +13,17 @@ from typing import Any
 from lru import LRU
 
 from ts_stateful.clock import Clock
-from ts_stateful.config.quotas import Quota
+from ts_stateful.config.limits import Quota
 from ts_stateful.config.schema import Config
-from ts_stateful.engine.token_bucket import TokenBucket
 from ts_stateful.protocol.errors import QuotaExceeded
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.tenants import tenant_digits, tenant_of
 from ts_stateful.sessions.session import Session
 
-__all__ = ["Quotas"]
+__all__ = ["Quotas", "TokenBucket"]
 
+_MINUTE_S = 60.0
+_ROUNDING = 1e-6  # of a token
 _BUCKETS = 100_000  # the principal that was active longest ago begins again with a full one
 _RETRY_AFTER_S = 1.0
 _MAX_PARKED = 10_000
@@ -103,3 +104,32 @@ class Quotas:
         if bucket is None and (per_minute := self._of(owner).tokens_per_minute) is not None:
             bucket = self._buckets[owner] = TokenBucket(per_minute, self._clock)
         return bucket
+
+
+class TokenBucket:
+    """Holds up to `per_minute` tokens, at first that many, and gets them back at this rate.
+
+    Tokens are taken when they were computed, so there may be fewer than none.
+    """
+
+    def __init__(self, per_minute: int, clock: Clock) -> None:
+        self._per_minute = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._at = clock.monotonic()
+
+    def take(self, num_tokens: int) -> None:
+        """Take tokens that were computed."""
+        self._refill()
+        self._level -= num_tokens
+
+    def wait_s(self) -> float:
+        """Return the seconds until there is a token; 0 if there is one."""
+        self._refill()
+        missing = 1.0 - self._level
+        return missing * _MINUTE_S / self._per_minute if missing > _ROUNDING else 0.0
+
+    def _refill(self) -> None:
+        now = self._clock.monotonic()
+        gained = (now - self._at) * self._per_minute / _MINUTE_S
+        self._level, self._at = min(float(self._per_minute), self._level + gained), now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ts_stateful.config.quotas import Quota, QuotasConfig
+from ts_stateful.config.limits import Quota, QuotasConfig
 from ts_stateful.frontend.parsing.limits import HeldBytes
 from ts_stateful.protocol.errors import InvalidRequest, QuotaExceeded
 

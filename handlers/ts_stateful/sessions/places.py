@@ -11,14 +11,7 @@ from ts_stateful.sessions.parked import ParkedSessions
 from ts_stateful.sessions.session import Session, StateT
 from ts_stateful.sessions.tally import Tally
 
-__all__ = [
-    "UNLIMITED_BYTES",
-    "Leaving",
-    "Limits",
-    "Owners",
-    "Parking",
-    "Places",
-]
+__all__ = ["UNLIMITED_BYTES", "Leaving", "Limits", "Owners", "Parking", "Places", "Reserve"]
 
 UNLIMITED_BYTES = 2**63
 """The `host_bytes` of a tier without a limit."""
@@ -159,3 +152,16 @@ class Places(Generic[StateT]):
         now = self._clock.monotonic()
         deadlines = [session.deadline for session in sessions if not session.busy]
         return max(1.0, round(min(deadlines, default=now) - now, 1))
+
+
+class Reserve:
+    """The owner of such tensors; this one has none."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device; all of them can be freed."""
+        return 0
+
+    def evict(self, num_bytes: int | None = None) -> int:
+        """Drop tensors until `num_bytes` are free, or all; return the bytes that this freed."""
+        return 0

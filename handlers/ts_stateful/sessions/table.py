@@ -10,8 +10,7 @@ from lru import LRU
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExists, SessionExpired
 from ts_stateful.sessions.ended import EndedSessions
-from ts_stateful.sessions.places import Limits, Owners, Places
-from ts_stateful.sessions.reserve import Reserve
+from ts_stateful.sessions.places import Limits, Owners, Places, Reserve
 from ts_stateful.sessions.session import Residency, Session, StateT
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.tally import TableCounts

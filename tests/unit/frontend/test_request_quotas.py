@@ -7,7 +7,7 @@ import pytest
 from tests.support.fake_dispatcher import NAMES, FixedSeeds, ScriptedDispatcher
 from tests.support.fake_front import FakeFront, client_of
 from ts_stateful.config.access import HeaderAuth
-from ts_stateful.config.quotas import Quota, QuotasConfig
+from ts_stateful.config.limits import Quota, QuotasConfig
 from ts_stateful.frontend.admission import Admission
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Intake

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ts_stateful.clock import Clock
-from ts_stateful.config.implicit import ImplicitConfig
+from ts_stateful.config.limits import ImplicitConfig
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import branch, same_states
@@ -23,7 +23,7 @@ from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.digests import digests_of, ends_of, starts_of
 from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.protocol.chat import Chat, Respond
-from ts_stateful.sessions.reserve import Reserve
+from ts_stateful.sessions.places import Reserve
 from ts_stateful.sessions.session import Message, Residency, Session
 
 __all__ = ["ImplicitSessions"]
