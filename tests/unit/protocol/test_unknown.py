@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ts_stateful.config.check.names import check_names
+from ts_stateful.config.check.check import check_names
 from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Request
