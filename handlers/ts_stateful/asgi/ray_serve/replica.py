@@ -8,27 +8,43 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from msgspec import structs
 from ray import serve
+from ray.serve.metrics import Gauge
 from starlette.applications import Starlette
 
 from ts_stateful.asgi.body import BodyReader
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.asgi.models import Models
-from ts_stateful.asgi.ray_serve.check import check_replica
-from ts_stateful.asgi.ray_serve.gauges import RayGauges
 from ts_stateful.asgi.ray_serve.scaling import SESSIONS, TURNS
-from ts_stateful.asgi.ray_serve.settings import RayArguments
+from ts_stateful.asgi.ray_serve.settings import RayArguments, check_replica
 from ts_stateful.asgi.routes import make_app
 from ts_stateful.asgi.source import open_source
 from ts_stateful.frontend.observation import Observation
 from ts_stateful.process.drain import end_engines, engines_in
 from ts_stateful.process.logs import configure_logs
 from ts_stateful.protocol.errors import EngineUnavailable
+from ts_stateful.protocol.stats import Stats
 
 __all__ = ["SessionsReplica"]
 
 _MAX_BODY_BYTES, _BODY_IDLE_S = 28_000_000, 60.0  # as `ts-stateful serve`
 _ENGINES_STOP_S = 30.0
+
+
+class _RayGauges:
+    """A gauge `ts_stateful_...` for each of the stats, which Ray labels with the replica. A `StatsPublisher`."""
+
+    def __init__(self) -> None:
+        self._gauges = {
+            name: Gauge(f"ts_stateful_{name}", description=name.replace("_", " "))
+            for name in Stats.__struct_fields__
+        }
+
+    def publish(self, stats: Stats) -> None:
+        """See `StatsPublisher`."""
+        for name, value in structs.asdict(stats).items():
+            self._gauges[name].set(value)
 
 
 class SessionsReplica:
@@ -49,7 +65,7 @@ class SessionsReplica:
         config = Path(arguments.config) if arguments.config is not None else None
         source = open_source(arguments.model, self._home, name=arguments.name, config=config)
         place = serve.get_replica_context().replica_id.unique_id
-        model = ModelFront(source, publishers=(RayGauges(),), replica=place)
+        model = ModelFront(source, publishers=(_RayGauges(),), replica=place)
         check_replica(model.config, model.names, os.environ)
         model.intake.observer = Observation(os.environ).of(model.name)
         self._models = Models([model])

@@ -1,4 +1,4 @@
-"""The arguments of the application for Ray Serve."""
+"""The arguments of the application for Ray Serve, and the settings that its replicas need."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from ts_stateful.config.schema import ConfigError
+from ts_stateful.asgi.request_headers import with_underscores
+from ts_stateful.config.schema import Config, ConfigError
+from ts_stateful.frontend.parsing.headers import HeaderNames
 
-__all__ = ["RayArguments"]
+__all__ = ["ROUTED_BY", "RayArguments", "check_replica"]
+ROUTED_BY = "RAY_SERVE_SESSION_ID_HEADER_KEY"
+"""The variable that names the header by which Ray Serve's proxies route."""
 
 _Number = Annotated[int, Meta(ge=1)]
 
@@ -51,3 +55,22 @@ class RayArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 f" {arguments.max_replicas}; raise max_replicas"
             )
         return arguments
+
+
+def check_replica(config: Config, names: HeaderNames, environ: Mapping[str, str]) -> None:
+    """Check that requests of a session find its replica, and other replicas find the session.
+
+    Raises:
+        ConfigError: proxies read another header, or the store is in the replica's own folder.
+    """
+    header = environ.get(ROUTED_BY, "")
+    if with_underscores(header.lower()) not in map(with_underscores, names.ids):
+        raise ConfigError(
+            f"{ROUTED_BY} is {header or 'not set'}, so Ray Serve would not route by session;"
+            f" set it to {names.id} before `ray start`, on every node"
+        )
+    store = config.store
+    if store is not None and store.url is None:
+        raise ConfigError(
+            "handler.store.url is not set, so sessions would be lost with their replica; name a store that all nodes reach"
+        )
