@@ -44,8 +44,8 @@ def make_home() -> tuple[Path, int]:
 
 
 def temporary_folder(folder: Path) -> dict[str, str]:
-    """Return the variables with which a server's processes keep all files in its folder, where it finds and removes them."""
-    return {"TMPDIR": str(folder), "TS_STATEFUL_RUNTIME_DIR": ""}
+    """Return the variables that keep all files of a server's processes in its folder, also while its disk is full."""
+    return {"TMPDIR": str(folder), "TS_STATEFUL_RUNTIME_DIR": str(folder)}
 
 
 def _remove_unlocked(lock: Path) -> None:

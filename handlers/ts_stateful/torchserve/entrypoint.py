@@ -97,11 +97,11 @@ class _Entrypoint:
 
 def _environment() -> dict[str, str]:
     """Return the environment with a temporary folder of this user alone: the same at every start, as the store may be in it."""
-    temporary = Path(tempfile.gettempdir())
-    if not is_private(temporary):
-        temporary = make_private(temporary / f"ts-stateful-{os.geteuid()}-tmp")
-    # Python and the shell read the one, TorchServe's Java gets the other.
-    return {**os.environ, "TMPDIR": str(temporary), "TEMP": str(temporary)}
+    found = Path(tempfile.gettempdir())
+    made = found if is_private(found) else make_private(found / f"ts-stateful-{os.geteuid()}-tmp")
+    folder = str(made)
+    # Python passes over a TMPDIR whose disk is full, and Java gets TEMP.
+    return {"TS_STATEFUL_RUNTIME_DIR": folder, **os.environ, "TMPDIR": folder, "TEMP": folder}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

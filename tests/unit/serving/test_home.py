@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_stateful.serving.home import make_home
+from ts_stateful.serving.home import make_home, temporary_folder
 from ts_stateful.serving.local import ServerFailed
 
 CHILD = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -69,6 +69,18 @@ def test_without_a_temporary_folder_for_sockets_the_remedy_is_named(
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
     with pytest.raises(ServerFailed, match="set TMPDIR"):
         make_home()
+
+
+def test_processes_stay_in_the_folder_while_its_disk_is_full(temporary: Path) -> None:
+    """Else a new front finds neither engines nor the default store. A disk on which no file can grow stands for a full one."""
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+        "from ts_stateful.process.private import user_folder; print(user_folder())"
+    )
+    environ = {**os.environ, **temporary_folder(temporary)}
+    command = [sys.executable, "-c", program]
+    found = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    assert Path(found.stdout.strip()) == temporary / f"ts-stateful-{os.getuid()}"
 
 
 def test_nothing_else_is_removed(temporary: Path) -> None:

@@ -136,10 +136,10 @@ def test_the_temporary_folder_is_private(run: Run, log: Path, tmp_path: Path, mo
     temporary.mkdir()
     temporary.chmod(mode)
     for _ in range(2):
-        command = f'stat -c %a "$TMPDIR" >>{log} && echo "$TMPDIR" "$TEMP" >>{log}'
+        command = f'stat -c %a "$TMPDIR" >>{log} && echo "$TMPDIR" "$TEMP" "$TS_STATEFUL_RUNTIME_DIR" >>{log}'
         assert run("sh", "-c", command, TMPDIR=str(temporary)).wait() == 0
     used = temporary if mode == 0o700 else temporary / f"ts-stateful-{os.geteuid()}-tmp"
-    assert noted(log) == ["700", f"{used} {used}"] * 2
+    assert noted(log) == ["700", f"{used} {used} {used}"] * 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
