@@ -20,7 +20,7 @@ from ts_stateful.frontend.delivery.pull import ContinuousDelivery
 from ts_stateful.frontend.delivery.push import SequenceDelivery
 from ts_stateful.frontend.delivery.push_async import AsyncDelivery
 from ts_stateful.frontend.delivery.torchserve_wire import Batch
-from ts_stateful.frontend.hangup import HangUp
+from ts_stateful.frontend.hangup import exit_at_hangup
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Dispatching, Intake
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
@@ -84,7 +84,6 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         intake = make_intake(config, served, profile, headers, authenticator, ends)
         intake.observer = self._observer(config, context.model_name, dispatcher)
         self._delivery = _delivery(profile, intake, mailbox, config)
-        self._hangup = HangUp()
         # The objects of a big body make collections frequent, which would visit every object of torch each time.
         gc.collect()
         gc.freeze()
@@ -111,7 +110,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
 
     def handle(self, data: Batch, context: Any) -> list[bytes] | Awaitable[list[bytes]]:
         """Answer a batch; in the async profile, return a coroutine."""
-        self._hangup.watch(getattr(context, "cl_socket", None))
+        exit_at_hangup(getattr(context, "cl_socket", None))
         return self._delivery.handle(data, context)
 
 

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import socket
 import threading
 
-__all__ = ["HangUp"]
+__all__ = ["exit_at_hangup"]
 
 
-class HangUp:
-    """A thread that ends this process when TorchServe closes the connection.
+@functools.cache
+def exit_at_hangup(connection: object) -> None:
+    """End this process when TorchServe closes the connection. Anything but a socket is ignored.
 
-    Without it the worker of the async profile lives on for ever, and that of the sequence profile until its batch has something
-    to send. Meanwhile it looks as if the model had a worker.
+    Else the worker of the async profile would live on for ever, and that of the sequence profile until its batch has something
+    to send. Meanwhile it would look as if the model had a worker.
     """
-
-    def __init__(self) -> None:
-        self._is_watching = False
-
-    def watch(self, connection: object) -> None:
-        """Watch the connection from the first call on. Anything but a socket is ignored."""
-        if not self._is_watching and isinstance(connection, socket.socket):
-            self._is_watching = True
-            threading.Thread(target=_exit_at_end, args=(connection,), daemon=True).start()
+    if isinstance(connection, socket.socket):
+        threading.Thread(target=_exit_at_end, args=(connection,), daemon=True).start()
 
 
 def _exit_at_end(connection: socket.socket) -> None:

@@ -6,18 +6,17 @@ import socket
 import subprocess
 import sys
 
-from ts_stateful.frontend.hangup import HangUp
+from ts_stateful.frontend.hangup import exit_at_hangup
 
 # A thread that never ends keeps the process, as TorchServe's threads of the async profile do.
 WORKER = """
 import socket, sys, threading
-from ts_stateful.frontend.hangup import HangUp
+from ts_stateful.frontend.hangup import exit_at_hangup
 
 connection = socket.socket(fileno=int(sys.argv[1]))
 threading.Thread(target=threading.Event().wait).start()
-hangup = HangUp()
-hangup.watch(connection)
-hangup.watch(connection)
+exit_at_hangup(connection)
+exit_at_hangup(connection)
 connection.sendall(b"r")
 """
 
@@ -38,4 +37,4 @@ def test_a_worker_exits_when_its_connection_closes() -> None:
 
 def test_what_is_no_socket_is_ignored() -> None:
     """As in a test, or in a worker without a connection."""
-    HangUp().watch(None)
+    exit_at_hangup(None)
