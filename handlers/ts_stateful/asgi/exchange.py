@@ -11,8 +11,8 @@ from msgspec import structs
 from ts_stateful.asgi.model import ModelFront
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.batch import split_batch
+from ts_stateful.frontend.parsing.correlation import new_request_id
 from ts_stateful.frontend.pending_response import Response
-from ts_stateful.frontend.request_ids import new_request_id
 from ts_stateful.protocol.errors import StatefulError
 
 __all__ = ["Submitted", "SubmittedRequest", "exchange", "submit"]

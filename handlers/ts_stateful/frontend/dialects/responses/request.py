@@ -10,9 +10,8 @@ from msgspec import Meta, Struct
 from ts_stateful.clock import Clock
 from ts_stateful.frontend.dialects.openai_fields import FieldFilter, FieldTable
 from ts_stateful.frontend.dialects.responses.ids import ResponseId, session_of_conversation
-from ts_stateful.frontend.dialects.responses.items import read_items
+from ts_stateful.frontend.dialects.responses.items import Reference, find_reference, read_items
 from ts_stateful.frontend.dialects.responses.note import Note, encode_note
-from ts_stateful.frontend.dialects.responses.references import Reference, find_reference
 from ts_stateful.frontend.dialects.responses.tools import read_form, read_tools
 from ts_stateful.frontend.dialects.sampling import MAX_TOKENS, SamplingFields, Tokens, settings_of
 from ts_stateful.protocol.chat import Respond
