@@ -24,7 +24,6 @@ from ts_stateful.client.errors import (
 )
 from ts_stateful.client.management import Description, Management, ModelWorker
 from ts_stateful.serving.server_log import ServerLog
-from ts_stateful.torchserve import worker_process
 from ts_stateful.torchserve.guard import Guard, ModelGuard, is_watched
 
 _SLEEP = "import sys; sys.stdin.read()"
@@ -178,7 +177,7 @@ class Watched:
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
     """Processes that end with the test, and threads soon after it."""
-    monkeypatch.setattr(worker_process, "_STRAY_S", 3.0)
+    monkeypatch.setattr("ts_stateful.torchserve.guard._STRAY_S", 3.0)
     with ExitStack() as stack:
         yield stack
 
