@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ts_stateful.client.calls import Calls
-from ts_stateful.client.uploads import ImageUploads
+from ts_stateful.client.images import ImageUploads
 from ts_stateful.protocol.answers import Cancelled, Forked, Opened, Rewound, SessionInfo, Usage
 from ts_stateful.protocol.errors import SessionExists, SessionNotFound
 from ts_stateful.protocol.requests import Cancel, Info, Media, Open, Rewind

@@ -10,7 +10,7 @@ from ts_stateful.client.addresses import parse_address
 from ts_stateful.client.calls import Calls
 from ts_stateful.client.documents import MAX_BODY_BYTES
 from ts_stateful.client.errors import ClientError
-from ts_stateful.client.images import ImageSource, wire_audio, wire_images, with_media
+from ts_stateful.client.images import ImageSource, fits, wire_audio, wire_images, with_media
 from ts_stateful.client.open_session import OpenSession, open_under_new_id
 from ts_stateful.client.retry import RetryPolicy
 from ts_stateful.client.session import Session
@@ -18,7 +18,6 @@ from ts_stateful.client.steps import Steps
 from ts_stateful.client.transports.rest import HttpTransport
 from ts_stateful.client.transports.rpc import GrpcTransport
 from ts_stateful.client.transports.transport import Transport, TransportOptions
-from ts_stateful.client.uploads import fits
 from ts_stateful.protocol.answers import Closed, HelloAnswer, Opened
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.protocol.requests import Close, Hello, Media, Open

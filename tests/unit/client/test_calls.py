@@ -12,7 +12,7 @@ from tests.support.fake_client import PROFILES, TORCHSERVE, FakeTime, connected
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from tests.support.worker import eventually
 from ts_stateful.client import ConnectionClosed, ServerRefused, connect
-from ts_stateful.client.connection import Connection
+from ts_stateful.client.calls import Connection
 from ts_stateful.client.transports.transport import Events, Transport
 from ts_stateful.protocol.requests import Command, Hello, Prompt
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import grpc
 from ts_stateful.client.addresses import Address
 from ts_stateful.client.documents import parse, seconds_to_send
 from ts_stateful.client.errors import (
+    ClientError,
     DeadlineExceeded,
     ProtocolError,
     ServerRefused,
@@ -25,12 +27,13 @@ from ts_stateful.client.errors import (
 from ts_stateful.client.transports.rpc_calls import (
     GOODBYE_S,
     GrpcCall,
+    Inbox,
     Outgoing,
     RequestBuilder,
     error_of,
     messages,
+    read,
 )
-from ts_stateful.client.transports.rpc_pipeline import GrpcPipeline
 from ts_stateful.client.transports.transport import Events, TransportOptions
 from ts_stateful.pb.inference_pb2_grpc import InferenceAPIsServiceStub
 from ts_stateful.protocol.answers import HelloAnswer
@@ -40,6 +43,7 @@ from ts_stateful.protocol.session_ids import NEW_SESSION
 
 __all__ = ["GrpcTransport"]
 
+_TIMEOUT_S = 86_400.0  # a microphone is on for long; every answer has a deadline of its own
 _MARKER = {"rpc": b"StreamPredictions"}
 _NOT_SEQUENCE = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED)
 
@@ -70,12 +74,12 @@ class GrpcTransport:
             return self._unary(command, timeout_s, raw)
         return self._first(self._sequence_call(command, timeout_s, raw=raw), timeout_s)
 
-    def pipeline(self, session_id: str, timeout_s: float) -> GrpcPipeline | None:
+    def pipeline(self, session_id: str, timeout_s: float) -> _GrpcPipeline | None:
         """See `Transport.pipeline`: in these profiles one call takes many requests."""
         profile = self._profile_for(Hello(session_id=session_id), timeout_s)
         if profile not in (Profile.SEQUENCE, Profile.ASGI):
             return None
-        return GrpcPipeline(self._stub, self._builder, session_id)
+        return _GrpcPipeline(self._stub, self._builder, session_id)
 
     def stream(self, command: Prompt, timeout_s: float, stall_s: float) -> Events:
         """Yield the messages as they come; see `Transport.stream`."""
@@ -182,3 +186,51 @@ class GrpcTransport:
             iter(requests.get, None), timeout=timeout_s, metadata=self._builder.metadata(session_id)
         )
         return GrpcCall(responses, request.ByteSize(), requests)
+
+
+class _GrpcPipeline:
+    """The stream of one sequence; see `Pipeline`."""
+
+    def __init__(
+        self, stub: InferenceAPIsServiceStub, builder: RequestBuilder, session_id: str
+    ) -> None:
+        self._builder = builder
+        self._session_id = session_id
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._num_missing = 0
+        requests: Outgoing = queue.SimpleQueue()
+        responses = stub.StreamPredictions2(
+            iter(requests.get, None), timeout=_TIMEOUT_S, metadata=builder.metadata(session_id)
+        )
+        self._call = GrpcCall(responses, requests=requests)
+        self._reader = threading.Thread(
+            target=read, args=(self._call, self._inbox), daemon=True, name="grpc-reader"
+        )
+        self._reader.start()
+
+    def send(self, command: Command, raw: Mapping[str, bytes]) -> None:
+        """See `Pipeline.send`."""
+        self._call.requests.put(self._builder.request(command, raw, self._session_id))
+        self._num_missing += 1
+
+    def receive(self, timeout_s: float) -> bytes:
+        """See `Pipeline.receive`; a stream that has broken raises the same error again."""
+        try:
+            message = self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            raise DeadlineExceeded(f"no answer within {timeout_s:g} s (timeout_s)") from None
+        if message is None:
+            message = ServerUnreachable("the server ended the stream")
+        if isinstance(message, ClientError):
+            self._inbox.put(message)
+            raise message
+        self._num_missing -= 1
+        return message
+
+    def close(self) -> None:
+        """See `Pipeline.close`."""
+        if not self._num_missing:
+            self._call.half_close()
+            self._reader.join(GOODBYE_S)
+        self._call.responses.cancel()  # of no effect on a call that has ended
+        self._call.half_close()
