@@ -8,11 +8,15 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
+
 from ts_stateful.cli.chat.files import is_url
+from ts_stateful.cli.chat.reply_parser import reply_parser
 from ts_stateful.cli.chat.talk import Exchange
 from ts_stateful.cli.chat.words import counted
 from ts_stateful.cli.web.conversation import Conversation
-from ts_stateful.cli.web.replies import reply_html
 from ts_stateful.cli.web.saved import SavedSession, is_clip
 from ts_stateful.client import ServerUnreachable
 from ts_stateful.protocol.answers import Timing, Usage
@@ -24,21 +28,53 @@ __all__ = [
     "files_html",
     "head_html",
     "live_html",
+    "reply_html",
     "sessions_html",
     "status_html",
     "turns_html",
 ]
 
+_DIRECTED = {"ul", "ol", "blockquote", "table"}
 _ENDED = {
     "expired": "This session has expired. The next question begins another.",
     "closed": "This session was closed. The next question begins another.",
     "unknown": "The server does not know this session. The next question begins another.",
 }
-_committed_html = lru_cache(maxsize=4096)(reply_html)
 _EMPTY = (
     '<div class="empty"><b>Ask about a picture</b><span>The session keeps it: later questions compute only'
     " what is new.</span></div>"
 )
+
+
+def _link_open(
+    self: RendererHTML, tokens: list[Token], index: int, options: OptionsDict, env: EnvType
+) -> str:
+    """Show the address: a model may name one and mean another. No opened page learns of this one."""
+    token = tokens[index]
+    token.attrSet("target", "_blank")
+    token.attrSet("rel", "noopener noreferrer")
+    token.attrSet("title", str(token.attrGet("href")))
+    return self.renderToken(tokens, index, options, env)
+
+
+_MARKDOWN = reply_parser()
+_MARKDOWN.options["breaks"] = True
+_MARKDOWN.add_render_rule("link_open", _link_open)
+
+
+def reply_html(text: str) -> str:
+    """Render Markdown. Nothing that a model writes becomes a tag, a script or a request to another host: HTML is shown as text.
+
+    Each list, quotation and table has the direction of its text.
+    """
+    tokens = _MARKDOWN.parse(text)
+    for token in tokens:
+        if token.tag in _DIRECTED and token.nesting == 1:
+            token.attrSet("dir", "auto")
+    return str(_MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {}))
+
+
+_committed_html = lru_cache(maxsize=4096)(reply_html)
 
 
 def button(do: str, label: str, text: str, **data: object) -> str:

@@ -11,11 +11,11 @@ import msgspec
 
 from ts_stateful.cli.chat.loop import ChatOptions
 from ts_stateful.cli.web.layout import Parts, lay_out
-from ts_stateful.cli.web.pane_events import PaneEvents
 from ts_stateful.cli.web.saved import SavedTurn
 from ts_stateful.cli.web.tab import Failures
 from ts_stateful.cli.web.tabs import BrowserTabs
 from ts_stateful.cli.web.view import PageView, Update
+from ts_stateful.client import PromptOptions
 
 __all__ = ["ChatPage"]
 
@@ -48,7 +48,7 @@ class ChatPage:
         on(parts.sessions.act, self._sessions_act)
         on(parts.new.click, self._new)
         for number, pane in enumerate(parts.panes):
-            events = PaneEvents(number, self._tabs, self._view, self._options.prompt)
+            events = _PaneEvents(number, self._tabs, self._view, self._options.prompt)
             for asked in (pane.box.submit, pane.send.click):
                 on(asked, events.ask, inputs=[pane.box, *parts.settings.inputs])
             on(pane.stop.click, events.stop)
@@ -129,3 +129,59 @@ class ChatPage:
         tab = self._tabs.of(request)
         tab.begin()
         yield self._view.all(tab)
+
+
+class _PaneEvents:
+    """The events of pane `number`. Gradio finds the request and the event by the annotations."""
+
+    def __init__(
+        self, number: int, tabs: BrowserTabs, view: PageView, options: PromptOptions
+    ) -> None:
+        self._number = number
+        self._tabs = tabs
+        self._view = view
+        self._options = options
+
+    def ask(
+        self,
+        prompt: str,
+        system: str,
+        max_new_tokens: int | None,
+        temperature: float,
+        request: gr.Request,
+    ) -> Iterator[Update]:
+        """Begin a turn, and show its reply while it comes."""
+        tab = self._tabs.of(request)
+        options = PromptOptions(**self._options)
+        options["temperature"] = temperature
+        if max_new_tokens:
+            options["max_new_tokens"] = max_new_tokens
+        if tab.ask(self._number, prompt, options, system.strip() or None) is None:
+            return
+        yield self._view.all(tab, {self._number: {"sent": prompt}})
+        yield from self._view.follow(tab, self._number)
+
+    def stop(self, request: gr.Request) -> Iterator[Update]:
+        """Cancel the reply in progress."""
+        tab = self._tabs.of(request)
+        try:
+            tab.panes[self._number].cancel()
+        except Failures as error:
+            tab.notice = error
+        yield self._view.all(tab)
+
+    def act(self, event: gr.EventData, request: gr.Request) -> Iterator[Update]:
+        """Fork, rewind, or close the pane."""
+        tab = self._tabs.of(request)
+        pane = tab.panes[self._number]
+        boxes = {}
+        try:
+            if event.do == "fork":
+                tab.fork(self._number, int(event.turn))
+            elif event.do == "rewind":
+                boxes[self._number] = {"back": pane.rewind(int(event.turn))}
+            elif event.do == "leave":
+                tab.leave()
+        except Failures as error:
+            pane.failed(error)
+        yield self._view.all(tab, boxes)
