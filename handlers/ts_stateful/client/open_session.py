@@ -10,7 +10,7 @@ from ts_stateful.client.calls import Calls
 from ts_stateful.client.images import ImageUploads
 from ts_stateful.protocol.answers import Cancelled, Forked, Opened, Rewound, SessionInfo, Usage
 from ts_stateful.protocol.errors import SessionExists, SessionNotFound
-from ts_stateful.protocol.requests import Cancel, Info, Media, Open, Rewind
+from ts_stateful.protocol.requests import Cancel, Fork, Info, Media, Open, Rewind
 from ts_stateful.protocol.session_ids import new_session_id
 
 __all__ = ["OpenSession", "open_under_new_id"]
@@ -82,20 +82,25 @@ class OpenSession:
         self.num_turns = 0
 
 
-def open_under_new_id(calls: Calls, command: Open, timeout_s: float | None) -> Opened:
-    """Open a session under a new id.
+def open_under_new_id(calls: Calls, command: Open | Fork, timeout_s: float | None) -> Opened:
+    """Open a session under a new id, or fork one.
 
-    The id is made here and not by the server: an `open` whose answer was lost can be repeated and leaves no second session.
+    The id is made here and not by the server: a request whose answer was lost can be repeated and leaves no second session.
     """
-    session_id = new_session_id()
-    command = msgspec.structs.replace(command, session_id=session_id)
+    name = new_session_id()
+    field = "new_session_id" if isinstance(command, Fork) else "session_id"
+    command = msgspec.structs.replace(command, **{field: name})
 
     def lost() -> Opened:
         try:
-            info = OpenSession(calls, session_id).info(timeout_s)
+            info = OpenSession(calls, name).info(timeout_s)
         except SessionNotFound:
             # SageMaker does not route to a session whose `open` it has not seen answered.
             return open_under_new_id(calls, command, timeout_s)
-        return Opened(info.session_id, info.expires_at, Usage(prompt_tokens=info.tokens))
+        usage = Usage(prompt_tokens=info.tokens)
+        if isinstance(command, Fork):
+            return Forked(name, info.expires_at, usage, command.session_id or "", info.turns)
+        return Opened(name, info.expires_at, usage)
 
-    return calls.call(command, Opened, timeout_s, applied=(SessionExists, lost))
+    answer = Forked if isinstance(command, Fork) else Opened
+    return calls.call(command, answer, timeout_s, applied=(SessionExists, lost))

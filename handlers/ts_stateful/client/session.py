@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from secrets import randbits
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import msgspec
-
 from ts_stateful.client.errors import ClientError
 from ts_stateful.client.images import ImageSource, wire_audio, wire_images
-from ts_stateful.client.open_session import OpenSession
+from ts_stateful.client.open_session import OpenSession, open_under_new_id
 from ts_stateful.client.reply import Reply
 from ts_stateful.protocol.answers import (
     Cancelled,
@@ -21,18 +19,15 @@ from ts_stateful.protocol.answers import (
     Rewound,
     SessionInfo,
     TurnAnswer,
-    Usage,
 )
 from ts_stateful.protocol.errors import (
     SessionClosed,
     SessionError,
-    SessionExists,
-    SessionNotFound,
     StatefulError,
 )
 from ts_stateful.protocol.requests import Cancel, Close, Continue, Fork, Prompt, Rewind
 from ts_stateful.protocol.response_format import ResponseFormat
-from ts_stateful.protocol.session_ids import check_session_id, new_session_id
+from ts_stateful.protocol.session_ids import check_session_id
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -167,26 +162,11 @@ class Session(contextlib.AbstractContextManager["Session"]):
             metadata=None if metadata is None else dict(metadata),
         )
         if session_id is None:
-            forked = self._fork_under_new_id(command, timeout_s)
+            forked = open_under_new_id(self._calls, command, timeout_s)
         else:
             forked = self._calls.call(command, Forked, timeout_s)
         first_media = self._session.uploads.first
         return Session(OpenSession(self._calls, forked.session_id, forked, first_media=first_media))
-
-    def _fork_under_new_id(self, command: Fork, timeout_s: float | None) -> Forked:
-        """Fork as `open_under_new_id` opens: a fork whose answer was lost can be repeated."""
-        name = new_session_id()
-        command = msgspec.structs.replace(command, new_session_id=name)
-
-        def lost() -> Forked:
-            try:
-                info = OpenSession(self._calls, name).info(timeout_s)
-            except SessionNotFound:
-                return self._fork_under_new_id(command, timeout_s)
-            usage = Usage(prompt_tokens=info.tokens)
-            return Forked(name, info.expires_at, usage, self.session_id, info.turns)
-
-        return self._calls.call(command, Forked, timeout_s, applied=(SessionExists, lost))
 
     def rewind(self, to_turn: int, timeout_s: float | None = None) -> Rewound:
         """Drop every turn after turn `to_turn`; 0 is the session as it was opened.
