@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -96,10 +97,8 @@ def _read_format(asked: _OpenAiFormat) -> dict[str, Any]:
 
 
 def _read_structured(asked: _StructuredOutputs) -> dict[str, Any] | None:
-    made = [] if asked.json is None else [_json(asked.json)]
-    made += [] if asked.regex is None else [_regex(asked.regex)]
-    made += [] if asked.choice is None else [_choice(asked.choice)]
-    made += [] if asked.grammar is None else [_grammar(asked.grammar)]
+    given = {name: getattr(asked, name) for name in ("json", "regex", "choice", "grammar")}
+    made = [_READERS[f"guided_{name}"](value) for name, value in given.items() if value is not None]
     made += [{"type": "json_object"}] if asked.json_object else []
     if len(made) > 1:
         raise InvalidRequest("it asks for several forms; send one of them")
@@ -114,26 +113,18 @@ def _json(schema: dict[str, Any] | str) -> dict[str, Any]:
     return {"type": "json_schema", "schema": document}
 
 
-def _regex(pattern: str) -> dict[str, Any]:
-    return {"type": "regex", "pattern": pattern}
-
-
-def _choice(options: list[str]) -> dict[str, Any]:
-    return {"type": "choice", "options": options}
-
-
-def _grammar(grammar: str) -> dict[str, Any]:
-    return {"type": "grammar", "grammar": grammar}
+def _form(kind: str, field: str) -> Callable[[object], dict[str, Any]]:
+    return lambda value: {"type": kind, field: value}
 
 
 _READERS: dict[str, Any] = {
     "response_format": _read_format,
     "structured_outputs": _read_structured,
     "guided_json": _json,
-    "guided_regex": _regex,
-    "guided_choice": _choice,
-    "guided_grammar": _grammar,
+    "guided_regex": _form("regex", "pattern"),
+    "guided_choice": _form("choice", "options"),
+    "guided_grammar": _form("grammar", "grammar"),
     "json_schema": _json,
-    "regex": _regex,
-    "ebnf": _grammar,
+    "regex": _form("regex", "pattern"),
+    "ebnf": _form("grammar", "grammar"),
 }
