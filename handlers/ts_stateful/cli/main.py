@@ -17,7 +17,7 @@ from ts_stateful.cli.admin_options import COMMANDS
 from ts_stateful.cli.chat import NAMES, ChatLoop, ChatOptions
 from ts_stateful.cli.chat.files import FileRefused
 from ts_stateful.cli.chat.keyboard import lines_of
-from ts_stateful.cli.chat.words import greeting, waiting
+from ts_stateful.cli.chat.words import greeting, reason, waiting
 from ts_stateful.cli.check import check
 from ts_stateful.cli.doctor import examine
 from ts_stateful.cli.init import init
@@ -49,6 +49,7 @@ from ts_stateful.serving.ports import Ports
 __all__ = ["main"]
 
 _OK, _FAILED, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+_REFUSALS = (ConfigError, FileRefused, ModelUnknown, PackingFailed, PlanRefused)
 _REMEDIES = {  # by a part of the reason why a server cannot be talked to
     "CERTIFICATE_VERIFY_FAILED": "trust its certificate, or that of its issuer, with --ca-file",
     "WRONG_VERSION_NUMBER": "it has no TLS: name it with http:// or grpc://",
@@ -77,14 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of the output closed it. Python would report that again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
-    except StatefulError as error:
-        return _fail(_refusal(error))
-    except ClientError as error:
-        return _fail(error.message)
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except (ConfigError, FileRefused, ModelUnknown, PackingFailed, PlanRefused) as error:
-        return _fail(str(error))
+    except (*_REFUSALS, ClientError, OSError, StatefulError) as error:
+        return _fail(reason(error))
     except ValueError as error:  # a malformed URL
         return _fail(str(error), _USAGE)
 
@@ -105,11 +100,6 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.command in COMMANDS:
         return _OK if administer_server(options) else _FAILED
     return _talk(options)
-
-
-def _refusal(error: StatefulError) -> str:
-    code = f"{error.code}: " if error.code else ""
-    return f"{code}{error.message}{f' ({error.field})' if error.field else ''}"
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -103,9 +103,9 @@ def session_facts(info: SessionInfo, context_tokens: int) -> Iterator[str]:
 
 def reason(error: Exception) -> str:
     """Return an error in one line: of a server with its code and field, of a file with its name."""
-    if isinstance(error, StatefulError) and error.code:
-        field = "" if error.field is None else f" ({error.field})"
-        return f"{error.code}: {error.message}{field}"
+    if isinstance(error, StatefulError):
+        code = f"{error.code}: " if error.code else ""
+        return f"{code}{error.message}{f' ({error.field})' if error.field else ''}"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error)
