@@ -49,7 +49,9 @@ class BodyReader:
     bodies that arrive slowly keep no prompt out.
     """
 
-    def __init__(self, max_bytes: int, idle_s: float, small_bytes: int = _SMALL_BYTES) -> None:
+    def __init__(
+        self, max_bytes: int, idle_s: float = 60.0, small_bytes: int = _SMALL_BYTES
+    ) -> None:
         self._max_bytes = max_bytes
         self._idle_s = idle_s
         self._small = small_bytes

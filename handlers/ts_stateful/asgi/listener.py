@@ -21,6 +21,7 @@ from ts_stateful.asgi.settings import FrontSettings, Tls
 __all__ = ["Listener", "make_listener"]
 
 _MAX_HEADER_BYTES = 65_536  # of a request line and its headers
+_HEADER_S = 20.0  # for them to come
 _KEEP_ALIVE_S = 620  # longer than proxies keep idle connections, which is up to 10 minutes
 _SHUTDOWN_S = 5
 _LINGER_S = 0.2  # until a client has acknowledged all that was sent
@@ -43,12 +44,9 @@ def make_listener(app: ASGIApp, settings: FrontSettings, *, tls: Tls | None = No
         if tls.client_ca is not None:
             secure |= {"ssl_ca_certs": tls.client_ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
 
-    class Protocol(_BoundedProtocol):
-        header_s = settings.header_s
-
     config = uvicorn.Config(
         app,
-        http=Protocol,
+        http=_BoundedProtocol,
         ws="websockets-sansio",
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,  # a small message can become a large one
@@ -69,8 +67,6 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     What may come beside a body in parts, extensions of these and headers after the last one, is as long at most.
     """
-
-    header_s = 20.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -147,7 +143,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     def _begin(self) -> None:
         self._end()
         self._has_come_on = False
-        self._deadline = self.loop.call_later(self.header_s, self.transport.close)
+        self._deadline = self.loop.call_later(_HEADER_S, self.transport.close)
 
     def _end(self) -> None:
         self._come_on()

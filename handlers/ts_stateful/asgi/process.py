@@ -93,7 +93,7 @@ async def _serve(settings: FrontSettings) -> None:
     forks = ForkServer()
     observation = Observation(os.environ)
     models = _observed_models(settings, forks, observation)
-    bodies = BodyReader(settings.max_body_bytes, settings.body_idle_s)
+    bodies = BodyReader(settings.max_body_bytes)
     listeners = [
         (make_listener(make_app(models, bodies), settings, tls=settings.tls), settings.http_fd),
         (make_listener(make_management_app(models), settings), settings.management_fd),

@@ -36,9 +36,6 @@ class FrontSettings(Struct, frozen=True, kw_only=True):
     host: str
     grpc_port: int
     max_body_bytes: int = 28_000_000
-    header_s: float = 20.0
-    body_idle_s: float = 60.0
-    write_s: float = 60.0
     tls: Tls | None = None
 
     def save(self, path: Path) -> None:

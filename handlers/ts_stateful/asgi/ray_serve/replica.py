@@ -28,7 +28,7 @@ from ts_stateful.protocol.stats import Stats
 
 __all__ = ["SessionsReplica"]
 
-_MAX_BODY_BYTES, _BODY_IDLE_S = 28_000_000, 60.0  # as `ts-stateful serve`
+_MAX_BODY_BYTES = 28_000_000  # as `ts-stateful serve`
 _ENGINES_STOP_S = 30.0
 
 
@@ -73,8 +73,9 @@ class SessionsReplica:
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application that answers this replica's requests."""
-        bodies = BodyReader(_MAX_BODY_BYTES, _BODY_IDLE_S)
-        return make_app(self._models, bodies, names_requests=False)  # Ray Serve does
+        return make_app(
+            self._models, BodyReader(_MAX_BODY_BYTES), names_requests=False
+        )  # Ray Serve does
 
     def check_health(self) -> None:
         """Raise `EngineUnavailable` if an engine does not answer; Ray Serve then replaces the replica."""
