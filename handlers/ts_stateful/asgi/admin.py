@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ts_stateful.asgi.http import refuse_other_paths
 from ts_stateful.asgi.models import Models
 from ts_stateful.asgi.operator import Operator
-from ts_stateful.protocol.errors import StatefulError, Unauthenticated
+from ts_stateful.protocol.errors import Unauthenticated
 
 __all__ = ["TokenGuard", "make_admin_app"]
 
@@ -70,10 +70,7 @@ def _route(method: str, path: str, verb: _Verb, *parameters: str) -> Route:
     async def endpoint(request: Request) -> Response:
         query = request.query_params
         given = {name: query[name] for name in parameters if name in query}
-        try:
-            found = verb(**request.path_params, **given)
-            return JSONResponse(found if isinstance(found, dict) else await found)
-        except StatefulError as error:
-            return JSONResponse(error.to_body(), error.status)
+        found = verb(**request.path_params, **given)
+        return JSONResponse(found if isinstance(found, dict) else await found)
 
     return Route(path, endpoint, methods=[method])

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ts_stateful.asgi.models import Models
-from ts_stateful.protocol.errors import StatefulError
 
 __all__ = ["Health"]
 
@@ -62,10 +61,7 @@ class Health:
 
     async def model(self, request: Request) -> Response:
         """Return the description of one model in a list, as TorchServe does."""
-        try:
-            model = await self._models.find(request.path_params["model"])
-        except StatefulError as error:
-            return JSONResponse(error.to_body(), error.status)
+        model = await self._models.find(request.path_params["model"])
         frontend = model.config.frontend
         status = "READY" if model.is_ready else "UNLOADING"
         document = {

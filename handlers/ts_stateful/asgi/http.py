@@ -256,7 +256,7 @@ async def _refuse(send: Send, error: StatefulError, body: bytes) -> None:
 
 
 def refuse_other_paths(known: str) -> dict[Any, ExceptionHandler]:
-    """Return the exception handlers of an application that has nothing but the `known` paths."""
+    """Return the exception handlers of an application of the `known` paths, which may raise `StatefulError`."""
 
     async def refuse(request: Request, _error: Exception) -> JSONResponse:
         error = UnknownPath(f"nothing is at {request.url.path[:64]}; this port has {known}")
@@ -268,7 +268,11 @@ def refuse_other_paths(known: str) -> dict[Any, ExceptionHandler]:
         error = WrongMethod.of(request.url.path, request.method, refusal.headers["Allow"])
         return JSONResponse(error.to_body(), error.status, headers=refusal.headers)
 
-    return {_NOT_FOUND: refuse, WrongMethod.status: refuse_method}
+    async def answer(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, StatefulError)
+        return JSONResponse(error.to_body(), error.status)
+
+    return {_NOT_FOUND: refuse, WrongMethod.status: refuse_method, StatefulError: answer}
 
 
 def _check_method(scope: Scope, path: str) -> None:
