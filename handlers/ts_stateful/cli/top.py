@@ -44,13 +44,13 @@ def top(
     console: Console | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Show engines and sessions until KeyboardInterrupt; print them once if the output is no terminal.
+    """Show engines and sessions until KeyboardInterrupt; print them once where nothing can be drawn again.
 
     Raises:
         StatefulError, ClientError: the server refuses, or there was none at the beginning.
     """
     console = console or Console()
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         console.width = _FILE_WIDTH
         console.print(_view(client, options, console))
         return

@@ -250,7 +250,8 @@ class StopClock(FakeClock):
 def test_top_shows_each_look_on_a_terminal(admin: FakeAdmin) -> None:
     """Also while the front starts again."""
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=120, height=20)
+    terminal = {"TERM": "xterm"}
+    console = Console(file=out, force_terminal=True, width=120, height=20, _environ=terminal)
     renamed = {"sessions": [session_document("newcomer")], "missing": []}
     options = argparse.Namespace(sort="bytes", tenant=None, interval=5.0)
     with AdminClient(admin.url) as client, AdminClient("unix:///none.sock") as broken:
@@ -272,6 +273,15 @@ def test_top_shows_each_look_on_a_terminal(admin: FakeAdmin) -> None:
     text = out.getvalue()
     assert text.index("large") < text.index("newcomer") < text.index("is the server running?")
     assert text.rindex("newcomer") > text.index("is the server running?")
+
+
+def test_top_prints_once_where_nothing_can_be_drawn_again(admin: FakeAdmin) -> None:
+    """As in the shell of an editor."""
+    dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+    with AdminClient(admin.url) as client:
+        top(client, argparse.Namespace(sort="bytes", tenant=None), dumb)
+    assert isinstance(dumb.file, io.StringIO)
+    assert "large" in dumb.file.getvalue()
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

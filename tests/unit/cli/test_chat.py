@@ -372,6 +372,7 @@ def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) 
             return True
 
     tty, file, dumb = Tty(), io.StringIO(), Tty()
+    monkeypatch.setenv("TERM", "xterm")
     for stream in (tty, file):
         Terminal(stream).text("a\x1b]0;title\x07\tb\r\n")
         Terminal(stream).aside("note")
