@@ -141,7 +141,7 @@ def test_sessions_continue_at_the_next_server(tmp_path: Path) -> None:
                 process.send_signal(signal.SIGTERM)
             assert process.wait(DEADLINE_S) == 0
     assert (state / "store" / "sessions" / session).is_dir()
-    assert list((state / "logs").glob("engine-*.log"))
+    assert list((state / "logs").glob("*-engine-*.log"))
 
 
 def test_a_model_that_does_not_load_is_reported(tmp_path: Path) -> None:

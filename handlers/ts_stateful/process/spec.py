@@ -75,9 +75,9 @@ def engine_files(home: Path, suffix: str) -> list[Path]:
 
 
 def keep_logs(home: Path, state_folder: Path) -> Path:
-    """Copy the logs of the engines below `home` to the folder of what outlives the server; return where they are."""
+    """Copy the logs of engines below `home`, named by their model's digest too, to the folder of what outlives the server."""
     logs = make_private(state_folder / "logs")
     for path in engine_files(home, "log"):
         with contextlib.suppress(OSError):
-            shutil.copy(path, logs / path.name)
+            shutil.copy(path, logs / f"{path.parent.name.rpartition('-')[2]}-{path.name}")
     return logs

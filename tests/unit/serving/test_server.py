@@ -65,10 +65,11 @@ def test_folders_of_archives_are_not_looked_into(
 ) -> None:
     """Java moves them while it unpacks, so they may be gone when they are listed."""
     (tmp_path / "tmp" / "models1.download" / "ts_stateful").mkdir(parents=True)
-    folder = tmp_path / "tmp" / "ts-stateful-0" / "model"
-    folder.mkdir(parents=True)
-    (folder / "engine-0.log").write_text("the last line")
-    (folder / "engine-0.reason").write_text("the model is too large")
+    folders = [tmp_path / "tmp" / "ts-stateful-0" / name for name in ("7-first", "7-second")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "engine-0.log").write_text("the last line")
+    (folders[0] / "engine-0.reason").write_text("the model is too large")
     server = Starting(tmp_path, tmp_path / "state")
     monkeypatch.setattr(os, "scandir", refusing(os.scandir))
     server.show_step()
@@ -76,4 +77,5 @@ def test_folders_of_archives_are_not_looked_into(
     assert "the last line" in server.log_tail()
     failed = server.failure("it exited")
     assert str(failed).startswith("the model is too large")
-    assert (tmp_path / "state" / "logs" / "engine-0.log").read_text() == "the last line"
+    for name in ("first-engine-0.log", "second-engine-0.log"):  # of two models
+        assert (tmp_path / "state" / "logs" / name).read_text() == "the last line"
