@@ -160,7 +160,7 @@ class Reply(contextlib.AbstractContextManager["Reply"]):
             self._reopened_after(error)
             or self._begun_again_after(error)
             or self._renumbered_after(error)
-            or self._uploads_again_after(error)
+            or (self._session.uploads.lost(error) and self._may_try_again())
         )
 
     def _reopened_after(self, error: Exception) -> bool:
@@ -196,10 +196,6 @@ class Reply(contextlib.AbstractContextManager["Reply"]):
         self._number()
         self._may_renumber = False
         return True
-
-    def _uploads_again_after(self, error: Exception) -> bool:
-        """Return True if the server dropped an upload, for others or with its engine, and there may be another attempt."""
-        return self._session.uploads.lost(error) and self._may_try_again()
 
     def _may_try_again(self) -> bool:
         self._attempts.num_failures += 1

@@ -25,12 +25,13 @@ _BUSY = "the session has a turn in progress; wait for its end, or close the sess
 def administer(engine: SessionEngine[Any], operation: Operation) -> Outcome:
     """Carry out an operation on the engine's thread, and return its outcome."""
     try:
+        kept = [session for session in engine.table if not session.ephemeral]
         if isinstance(operation, ListSessions):
-            kept = [session for session in engine.table if not session.ephemeral]
             parked = tuple(engine.table.places.parked) if operation.parked else ()
             return _outcome(engine, *kept, parked=parked)
         if isinstance(operation, EvictSession | ExpireSession):
-            session = _find(engine, operation.session_id)
+            # Unlike `SessionTable.get`, this is no use of it.
+            session = next((one for one in kept if one.session_id == operation.session_id), None)
             if session is None:
                 return Outcome()
             if isinstance(operation, ExpireSession):
@@ -49,12 +50,6 @@ def _outcome(
 ) -> Outcome:
     listed = (ListedSession(engine.kind.describe(one), _tenant(one)) for one in sessions)
     return Outcome(tuple(listed), parked)
-
-
-def _find(engine: SessionEngine[Any], session_id: str) -> Session[Any] | None:
-    """Return a session; unlike `SessionTable.get`, this is no use of it."""
-    kept = (session for session in engine.table if not session.ephemeral)
-    return next((one for one in kept if one.session_id == session_id), None)
 
 
 def _evict(engine: SessionEngine[Any], session: Session[Any]) -> Outcome:

@@ -69,7 +69,9 @@ def to_pixels(image: Image.Image) -> Image.Image:
         image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise TooManyPixels from None
-    return _upright(_to_rgb(image), _orientation(image))
+    rgb, orientation = _to_rgb(image), image.getexif().get(_ORIENTATION_TAG)
+    method = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+    return rgb if method is None else rgb.transpose(method)
 
 
 def _refuse_repeats(data: bytes) -> None:
@@ -90,13 +92,3 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         rgb.paste(layer, mask=layer.getchannel("A"))
         return rgb
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _orientation(image: Image.Image) -> int:
-    orientation = image.getexif().get(_ORIENTATION_TAG, 1)
-    return orientation if isinstance(orientation, int) else 1
-
-
-def _upright(image: Image.Image, orientation: int) -> Image.Image:
-    method = _UPRIGHT.get(orientation)
-    return image if method is None else image.transpose(method)

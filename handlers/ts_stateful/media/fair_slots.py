@@ -75,14 +75,12 @@ class FairSlots:
             able = [t for t in self.waiting if self._in_progress[t.client] < self._per_client]
             if not able:
                 return
-            ticket = min(able, key=self._load)  # of equal ones the first
+            busy = self._in_progress  # of equal ones the first
+            ticket = min(able, key=lambda one: (busy[one.client], busy[id(one.request)]))
             self.waiting.remove(ticket)
             self.running.add(ticket)
             self._count(ticket, 1)
             ticket.granted.set_result(None)
-
-    def _load(self, ticket: Ticket) -> tuple[int, int]:
-        return self._in_progress[ticket.client], self._in_progress[id(ticket.request)]
 
     def _count(self, ticket: Ticket, change: int) -> None:
         for key in (ticket.client, id(ticket.request)):

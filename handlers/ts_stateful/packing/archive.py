@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,8 +95,9 @@ def _lay_out(contents: Contents, work: Path) -> None:
     if model is not None and model.file is not None:
         _copy_new(model.file, code / model.file.name)
     if contents.files is not None:
-        for file in _visible_files(contents.files):
-            _copy_new(file, code / file.relative_to(contents.files))
+        for file in sorted(contents.files.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts and file.name[0] != ".":
+                _copy_new(file, code / file.relative_to(contents.files))
     text = yaml.safe_dump(dict(contents.document), sort_keys=False, allow_unicode=True)
     (work / CONFIG).write_text(text, encoding="utf-8")
 
@@ -107,12 +108,6 @@ def _require_targets(folder: Path) -> None:
             raise PackingFailed(f"{path} is a link to {path.readlink()}, which is missing")
         if path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve()):
             raise PackingFailed(f"{path} is a link to a folder that holds it; remove it")
-
-
-def _visible_files(folder: Path) -> Iterator[Path]:
-    for file in sorted(folder.rglob("*")):
-        if file.is_file() and "__pycache__" not in file.parts and not file.name.startswith("."):
-            yield file
 
 
 def _copy(file: Path, target: Path) -> None:
