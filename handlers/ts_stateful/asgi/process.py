@@ -31,7 +31,6 @@ from ts_stateful.asgi.routes import make_app, make_management_app, make_metrics_
 from ts_stateful.asgi.rpc.health import add_grpc_services
 from ts_stateful.asgi.rpc.torchserve import InferenceService
 from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
-from ts_stateful.asgi.source import ModelSource
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.metrics.prometheus import EngineMetrics
@@ -136,18 +135,18 @@ def _settle() -> None:
 def _observed_models(
     settings: FrontSettings, forks: ForkServer, observation: Observation
 ) -> Models:
-    models = Models([_model(source, forks) for source in settings.models])
+    # The supervisor passes standard error on unchanged.
+    models = Models(
+        [
+            ModelFront(one, forks, CloudWatchMetrics.of(one.name, os.environ, sys.stderr))
+            for one in settings.models
+        ]
+    )
     models.metrics = observation.metrics
     for model in models:
         model.intake.observer = observation.of(model.name)
     observation.registry.register(EngineMetrics(model.measured for model in models))
     return models
-
-
-def _model(source: ModelSource, forks: ForkServer) -> ModelFront:
-    # The supervisor passes standard error on unchanged.
-    cloudwatch = CloudWatchMetrics.of(source.name, os.environ, sys.stderr)
-    return ModelFront(source, forks, [] if cloudwatch is None else [cloudwatch])
 
 
 def _admin_listeners(

@@ -32,7 +32,7 @@ from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader, chec
 from ts_stateful.frontend.parsing.parts import bound_parts
 from ts_stateful.principals.make import make_authenticator
 from ts_stateful.process.logs import format_worker_log
-from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
+from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel
 from ts_stateful.protocol.profile import Profile
 
 __all__ = ["SessionHandler"]
@@ -73,7 +73,10 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         dispatcher = self.dispatcher_factory(
             ServedModel(config, document, context.model_name, model_folder),
             mailbox,
-            _publishers(context),
+            [
+                Gauges(context.metrics, context.model_name, _version(context)),
+                *CloudWatchMetrics.of(context.model_name, os.environ, sys.stdout),
+            ],
         )
         dispatcher.start()
         names = HeaderNames.of(context, os.environ)
@@ -118,12 +121,6 @@ def _version(context: Any) -> str:
     """Return the model's version in the manifest of its archive."""
     manifest = context.manifest or {}
     return str(manifest.get("model", {}).get("modelVersion", ""))
-
-
-def _publishers(context: Any) -> list[StatsPublisher]:
-    gauges = Gauges(context.metrics, context.model_name, _version(context))
-    cloudwatch = CloudWatchMetrics.of(context.model_name, os.environ, sys.stdout)
-    return [gauges] if cloudwatch is None else [gauges, cloudwatch]
 
 
 def _delivery(

@@ -41,16 +41,11 @@ class CloudWatchMetrics:
         self._minute: int | None = None
 
     @classmethod
-    def of(
-        cls, model_name: str, environ: Mapping[str, str], out: TextIO
-    ) -> CloudWatchMetrics | None:
-        """Return a writer to `out`, by model and, if it is known, by endpoint; None if not configured."""
-        namespace = environ.get(_NAMESPACE)
-        if not namespace:
-            return None
-        endpoint = environ.get(_ENDPOINT_NAME)
+    def of(cls, model: str, environ: Mapping[str, str], out: TextIO) -> list[CloudWatchMetrics]:
+        """Return a writer to `out`, by model and, if it is known, by endpoint; none if not configured."""
+        namespace, endpoint = environ.get(_NAMESPACE), environ.get(_ENDPOINT_NAME)
         dimensions = {"EndpointName": endpoint} if endpoint else {}
-        return cls(namespace, {**dimensions, "ModelName": model_name}, out)
+        return [cls(namespace, {**dimensions, "ModelName": model}, out)] if namespace else []
 
     def publish(self, stats: Stats) -> None:
         """Write the stats, if none were written in this minute."""

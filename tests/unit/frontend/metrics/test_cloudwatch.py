@@ -84,8 +84,7 @@ def test_the_environment_switches_them_on(
 ) -> None:
     """By their namespace; by model and, if it is named, by endpoint."""
     out = io.StringIO()
-    metrics = CloudWatchMetrics.of("model", environ, out)
-    assert metrics is not None
+    (metrics,) = CloudWatchMetrics.of("model", environ, out)
     metrics.publish(Stats())
     line = json.loads(out.getvalue())
     assert line["_aws"]["CloudWatchMetrics"][0]["Dimensions"] == [list(dimensions)]
@@ -95,4 +94,4 @@ def test_the_environment_switches_them_on(
 @pytest.mark.parametrize("environ", [{}, {"TS_STATEFUL_CLOUDWATCH_NAMESPACE": ""}])
 def test_without_a_namespace_there_are_none(environ: dict[str, str]) -> None:
     """Elsewhere they have no reader."""
-    assert CloudWatchMetrics.of("model", environ, io.StringIO()) is None
+    assert CloudWatchMetrics.of("model", environ, io.StringIO()) == []
