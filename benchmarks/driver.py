@@ -47,6 +47,7 @@ class Driver:
         images = TurnMedia(MediaLoader(config.handler.media), self._queue)
         services = Services(self, self._queue, store=calls)
         self.engine = build_engine(model, config, services, images)
+        self.engine.kind.tune()
 
     def submit(self, command: Request, **fields: Any) -> str:
         """Submit a request with the `fields` of `Submit`; return its id, random because engines may share a store."""

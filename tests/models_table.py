@@ -41,7 +41,7 @@ def row(build: Callable[[], Model]) -> str:
         note = "; ".join(filter(None, (note, "a pass for each token of a later prompt")))
     media = " and ".join(model.encoder.kinds) if model.encoder else ""
     accelerate(model, HandlerConfig(model="", attention_kernels=False))
-    fused = "yes" if model.forward._shortcut else ""
+    fused = "yes" if model.forward.shortcut else ""
     passes = "all" if model.forward.flat else "replies" if model.forward.batched else "one"
     cells = (name, type(model.network).__name__, passes, fused, media, exact, note)
     return f"| {' | '.join(cells)} |\n"

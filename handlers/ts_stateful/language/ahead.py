@@ -42,7 +42,7 @@ def may_go_on(sequence: Sequence) -> bool:
 
 
 def compute_rows(
-    forward: Forward, tokens: Tensor, spans: Items[Span], positions: Tensor | None
+    forward: Forward, tokens: Tensor, spans: Items[Span], positions: Tensor
 ) -> Tensor | None:
     """Return logits after `tokens` `(spans,)`, on the device, without waiting for them; None if no graph fits.
 
@@ -50,8 +50,6 @@ def compute_rows(
     """
     if forward.graphs is None or forward.driver is not None:
         return None
-    if positions is None:
-        positions = forward.text_positions(spans)
     for span in spans:
         span.kv.reserve(span.stop)
     return forward.graphs(Rows([0] * len(spans), positions, spans), tokens)

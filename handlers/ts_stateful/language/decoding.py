@@ -14,6 +14,9 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.grammar.matcher import forbid
+from ts_stateful.language.guesses import Guesses
+from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers
+from ts_stateful.language.kernels.cpu.guesser import find_guesser
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.logprobs import Chosen, choose_logprobs
@@ -36,13 +39,21 @@ class Decoding:
 
     def __init__(self, core: EngineCore[Context], model: Model, turns: Turns) -> None:
         self.runner = Runner(model)
-        self.drafter = Drafter(
-            core.config.handler.speculation and model.forward.device.type == "cpu"
-        )
+        settings, is_cpu = core.config.handler, model.forward.device.type == "cpu"
+        self.drafter = Drafter(enabled=settings.speculation and is_cpu)
         self.num_tokens = 0  # generated
         self._core = core
         self._model = model
         self._turns = turns
+
+    def tune(self) -> None:
+        """Let the model guess tokens by weights in 8 bits, where that gains time."""
+        forward, settings = self._model.forward, self._core.config.handler
+        layers = forward.shortcut
+        if isinstance(layers, FusedLayers) and settings.speculation and settings.draft_weights:
+            guesser = find_guesser(layers, forward.layout, forward.position_axes)
+            if guesser is not None:
+                self.drafter.guesses = Guesses(self.runner, guesser, forward.choices.draw_rows)
 
     def step(self) -> None:
         """Run the scheduler's next step."""

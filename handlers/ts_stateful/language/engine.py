@@ -74,7 +74,8 @@ class LanguageKind:
         self._grammars = grammars
 
     def tune(self) -> None:
-        """See `ModelKind`; what computes its passes was chosen when the model was loaded."""
+        """See `ModelKind`; what computes its passes was chosen when the model was loaded, but for guesses."""
+        self.decoding.tune()
 
     def admit(self, request: PendingRequest) -> None:
         """See `ModelKind`."""

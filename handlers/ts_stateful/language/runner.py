@@ -165,13 +165,17 @@ class Runner:
         if len(going) < len(sequences):
             sequences = [sequences[index] for index in going]
             tokens = tokens[to_device(going, tokens.device)]
-        segments = [self._segment(sequence, 1) for sequence in sequences]
-        spans = [segment.span for segment in segments]
-        logits = compute_rows(self._forward, tokens, spans, self._positions(segments))
+        logits = compute_rows(self._forward, tokens, *self.places(sequences))
         return None if logits is None else Ahead(sequences, going, chosen, logits)
 
-    def _segment(self, sequence: Sequence, num_tokens: int) -> _Segment:
-        start = sequence.context.kv.length
+    def places(self, sequences: Items[Sequence], after: int = 0) -> tuple[list[Span], Tensor]:
+        """Return the span and the position of one token of each turn: the next one to compute, or one so many after it."""
+        segments = [self._segment(sequence, 1, after) for sequence in sequences]
+        spans, positions = [segment.span for segment in segments], self._positions(segments)
+        return spans, self._forward.text_positions(spans) if positions is None else positions
+
+    def _segment(self, sequence: Sequence, num_tokens: int, after: int = 0) -> _Segment:
+        start = sequence.context.kv.length + after
         return _Segment(sequence, start, start + num_tokens)
 
     def _passes(self, segments: list[_Segment]) -> Iterator[list[_Segment]]:

@@ -1,24 +1,32 @@
-"""Speculation by n-grams: the tokens that followed the last ones before are computed as if they came again.
+"""Speculation: tokens that are likely to come next are computed as if they came, in the same pass as the one before them.
 
-A reply that quotes its history, or corrects it, repeats long parts of it. A pass over such a draft costs little more than one
-over a single token, and gives a reply as many tokens as agree with what would have been chosen: greedy or drawn, after
-penalties, and by a grammar (prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding).
+A reply that quotes its history, or corrects it, repeats long parts of it. So a draft is what followed the last tokens before
+(prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding), or the model guesses it by its own weights in
+8 bits, where that gains time (`kernels/cpu/guesser.py`). A reply gets as many tokens as agree with what would have been chosen:
+greedy or drawn, after penalties, and by a grammar.
 """
 
 from __future__ import annotations
 
+import logging
+
 from ts_stateful.language.conversation.drafts import MOST_TOKENS
 from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.guesses import Guesses
 from ts_stateful.language.scheduler import Chunk
+from ts_stateful.language.text.dialogue import common_prefix
 
 __all__ = ["Drafter"]
 
+logger = logging.getLogger(__name__)
+
 
 class Drafter:
-    """Writes drafts for the turns of a step, as long as few of them decode."""
+    """Writes drafts for the turns of a step, as long as few of them decode. With `guesses` they may be new text."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
+        self.guesses: Guesses | None = None
         self.num_drafted = 0  # tokens
         self.num_accepted = 0
 
@@ -26,29 +34,65 @@ class Drafter:
         """Return a step with drafts, which each turn that decodes has in `draft`."""
         decoding = [sequence for sequence, _ in chunks if not sequence.num_to_prefill]
         for sequence in decoding:
-            sequence.draft = []
+            sequence.draft = sequence.repeated = []
         share = MOST_TOKENS // max(1, len(decoding)) - 1
         if not self._enabled or share < 1:
             return chunks
         for sequence in decoding:
-            sequence.draft = _draft(sequence, share)
-            self.num_drafted += len(sequence.draft)
+            sequence.draft = sequence.repeated = _repeated(sequence, share)
+        if len(decoding) == len(chunks):  # beside a prompt, arithmetic takes the time
+            self._guess(decoding)
+        self.num_drafted += sum(len(sequence.draft) for sequence in decoding)
         return [
             (sequence, count if sequence.num_to_prefill else count + len(sequence.draft))
             for sequence, count in chunks
         ]
 
+    def _guess(self, decoding: list[Sequence]) -> None:
+        """Give guesses to the turns whose drafts are shorter."""
+        plan = self.guesses.plan(len(decoding)) if self.guesses is not None else None
+        if self.guesses is None or plan is None:
+            return
+        due = [sequence for sequence in decoding if _may_guess(sequence, plan.tokens)]
+        try:
+            guesses = self.guesses(due, plan.tokens) if due else []
+        except Exception:  # compiled code may raise anything; the step does without
+            logger.warning("no more tokens are guessed", exc_info=True)
+            self.guesses = None
+            return
+        for sequence, guess in zip(due, guesses, strict=True):
+            sequence.draft = guess[: _most(sequence)] or sequence.repeated
+            sequence.trust.least_share = plan.least_share
+
     def learn(self, sequence: Sequence, accepted: int) -> None:
-        """Take the outcome of a turn's draft."""
-        if sequence.draft:
-            self.num_accepted += accepted
-            sequence.context.drafts.learn(len(sequence.draft), accepted)
+        """Take the outcome of a turn's draft, and with it what that of a shorter one would have been."""
+        draft, repeated = sequence.draft, sequence.repeated
+        if not draft:
+            return
+        self.num_accepted += accepted
+        if repeated:
+            chosen = [*draft[:accepted], *sequence.ids[-1:]]
+            sequence.context.drafts.learn(len(repeated), common_prefix(repeated, chosen))
+        if draft is not repeated:
+            sequence.trust.learn(accepted / len(draft))
 
 
-def _draft(sequence: Sequence, share: int) -> list[int]:
-    # One is chosen after the draft.
-    most = min(share, sequence.max_new_tokens - sequence.num_generated - 1)
+def _most(sequence: Sequence) -> int:
+    """Return the tokens of a draft that may be of use: one is chosen after it."""
+    return sequence.max_new_tokens - sequence.num_generated - 1
+
+
+def _repeated(sequence: Sequence, share: int) -> list[int]:
+    most = min(share, _most(sequence))
     if most < 1 or sequence.context.kv.recurrent is not None:
         return []
     sequence.history.update(sequence.ids)
     return sequence.context.drafts.cut(sequence.history.match(most))
+
+
+def _may_guess(sequence: Sequence, num_tokens: int) -> bool:
+    """Return True if more tokens are likely to be right than of what it has."""
+    context, trust = sequence.context, sequence.trust
+    guessed = trust.share * min(num_tokens, _most(sequence))
+    is_more = guessed > context.drafts.trust.share * len(sequence.draft)
+    return is_more and context.adapter is None and not trust.pauses()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_stateful.control_groups import ControlGroups
+from ts_stateful.config.control_groups import ControlGroups
 
 SECOND = "0::/kubepods/pod"
 FIRST = "4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n9:name=systemd:/\n0::/\n"

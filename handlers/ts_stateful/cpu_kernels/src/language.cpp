@@ -102,6 +102,7 @@ EXPORT_WEIGHTS(float32, float)
 EXPORT_WEIGHTS(bfloat16, bfloat16)
 EXPORT_WEIGHTS(wide_bfloat16, wide_bfloat16)
 EXPORT_WEIGHTS(wide_float16, wide_float16)
+EXPORT_WEIGHTS(wide_int8, wide_int8)
 
 extern "C" void draw_rows_float32(const float* logits, int64_t rows, int64_t vocabulary, const Draw* settings, int64_t num_threads,
                                   int64_t* tokens) {

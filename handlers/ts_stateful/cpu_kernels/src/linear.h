@@ -17,7 +17,8 @@ constexpr int FAR = 8192;     // bytes between what is read and what is prefetch
 constexpr int MANY = 24;      // rows whose inputs stay in the fastest cache while a layer's weights are read; more are taken
 constexpr int SOME = 16;      // so many at a time
 
-template <class T> struct Linear { const T* weight; const Input<T>* bias; int64_t in, out; };  // (out, in), (out,) or null
+// Weights (out, in), biases (out,) or null, and of weights in 8 bits what a unit of each row is (out,).
+template <class T> struct Linear { const T* weight; const Input<T>* bias; int64_t in, out; const float* unit; };
 template <class T> struct Norm { const T* weight; int64_t dim; float epsilon, offset; };  // of root mean squares; null: none
 
 // Rows that lie side by side: all of those that tiles multiply, and of float32 whole groups of LANES.
@@ -182,6 +183,8 @@ template <class T> int outputs(const Linear<T>& linear, int64_t n, const Input<T
     else if constexpr (IS_BESIDE<T>) multiply_rows_beside(w, num, x, beside, in, result);
   }
   if (beside < rows) multiply_grouped(w, num, x + beside * in, rows - beside, in, result + beside * WIDE);
+  if constexpr (IS_BYTE<T>)
+    for (int m = 0; m < rows; m++) for (int i = 0; i < num; i++) result[m * WIDE + i] *= linear.unit[n + i];
   if (linear.bias)
     for (int m = 0; m < rows; m++) for (int i = 0; i < num; i++) result[m * WIDE + i] += number(linear.bias[n + i]);
   return num;

@@ -26,7 +26,9 @@ constexpr int LINE = 64;            // bytes of a line of a cache
 struct bfloat16 { uint16_t bits; };
 struct wide_bfloat16 { uint16_t bits; };  // weights that are widened to float32, the type of their inputs
 struct wide_float16 { uint16_t bits; };
-template <class T> constexpr bool IS_WIDENED = std::is_same_v<T, wide_bfloat16> || std::is_same_v<T, wide_float16>;
+struct wide_int8 { int8_t number; };  // in units of their row
+template <class T> constexpr bool IS_BYTE = std::is_same_v<T, wide_int8>;
+template <class T> constexpr bool IS_WIDENED = std::is_same_v<T, wide_bfloat16> || std::is_same_v<T, wide_float16> || IS_BYTE<T>;
 template <class T> constexpr int WIDTH = LANES * 4 / int(sizeof(T));      // numbers in the bytes of a vector
 template <class T> using Input = std::conditional_t<IS_WIDENED<T>, float, T>;  // of weights of type T
 
@@ -193,13 +195,20 @@ inline Wide whole(const wide_bfloat16* p) {
   return {first(pairs), second(pairs)};
 }
 inline Wide whole(const wide_float16* p) { return {load(p), load(p + LANES)}; }
+struct Wider { Wide first, second; };  // four vectors
+inline Wider whole(const wide_int8* w) {
+  const int8_t* p = &w->number;
+  return {{load(p), load(p + LANES)}, {load(p + 2 * LANES), load(p + 3 * LANES)}};
+}
 inline V whole(const float* p) { return load(p); }
 inline V dot(V x, V y, V z) { return fma(x, y, z); }
 inline V dot(Wide x, Wide y, V z) { return fma(x.second, y.second, fma(x.first, y.first, z)); }
+inline V dot(Wider x, Wider y, V z) { return dot(x.second, y.second, dot(x.first, y.first, z)); }
 
 // Packed inputs of a vector of weights of type T.
 template <class T> inline auto packed_inputs(const Input<T>* p) {
-  if constexpr (IS_WIDENED<T>) return Wide{load(p), load(p + LANES)};
+  if constexpr (IS_BYTE<T>) return Wider{{load(p), load(p + LANES)}, {load(p + 2 * LANES), load(p + 3 * LANES)}};
+  else if constexpr (IS_WIDENED<T>) return Wide{load(p), load(p + LANES)};
   else return whole(p);
 }
 
@@ -211,6 +220,7 @@ template <class X> inline X held(X x) {
   return x;
 }
 inline Wide held(Wide x) { return {held(x.first), held(x.second)}; }
+inline Wider held(Wider x) { return {held(x.first), held(x.second)}; }
 
 // Rounds to the nearest, ties to even.
 inline void store(bfloat16* p, V x) {

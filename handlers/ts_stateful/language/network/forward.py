@@ -59,7 +59,7 @@ class Forward:
         self._mask = unused_mask(network.device)
         self.adapters = Adapters(network, {})
         self.driver: Driver | None = None  # of the model's other parts, on other devices
-        self._shortcut: Callable[[Rows], Tensor | None] | None = None  # for some steps, or for all
+        self.shortcut: Callable[[Rows], Tensor | None] | None = None  # for some steps, or for all
         self.graphs: DecodeGraphs | None = None  # if these are the shortcut
         self._fused: FusedRows | None = None
         self.choices = ChoiceKernels()  # from its logits
@@ -115,10 +115,10 @@ class Forward:
         some = keep if len(keep) < len(ids) else None
         rows = Rows(ids, positions, spans, some, only_highest, embedded, deepstack)
         logits = None
-        if self._shortcut and not (inputs or any(adapters) or any(s.blocks for s in spans)):
+        if self.shortcut and not (inputs or any(adapters) or any(s.blocks for s in spans)):
             for span in spans:
                 span.kv.reserve(span.stop)
-            logits = self._shortcut(rows)
+            logits = self.shortcut(rows)
         if logits is None:
             counts = [span.num_tokens for span in spans] if any(adapters) else []
             with self.adapters.applied(adapters, counts):
@@ -212,7 +212,7 @@ class Forward:
         self._fused = find_fused_rows(self) if fused else None
         graphs = DecodeGraphs(self, capturer)
         graphs.prepare(*sample_rows(self, _KERNEL_COUNTS))
-        self._shortcut = self.graphs = graphs if graphs.sizes else None
+        self.shortcut = self.graphs = graphs if graphs.sizes else None
         return graphs.sizes
 
     @torch.inference_mode()
@@ -222,7 +222,7 @@ class Forward:
         It receives rows that have room, and returns the logits to keep, or None where the model must be called.
         """
         assert self.flat
-        assert self._shortcut is None
+        assert self.shortcut is None
 
         def stock(rows: Rows) -> Tensor:
             logits = self._by_model(rows, {})
@@ -239,7 +239,7 @@ class Forward:
         except Exception as error:  # it may raise anything; the model works without it
             reason = f"{type(error).__name__}: {error}"
         if not reason:
-            self._shortcut = shortcut
+            self.shortcut = shortcut
         return reason
 
     def time_prompt(self, num_tokens: int) -> float:

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from ts_stateful.control_groups import ControlGroups
+from ts_stateful.config.control_groups import ControlGroups
 
 __all__ = ["set_threads"]
 

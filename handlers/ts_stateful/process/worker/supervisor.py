@@ -11,7 +11,7 @@ import socket
 import threading
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
-from ts_stateful.control_groups import ControlGroups
+from ts_stateful.config.control_groups import ControlGroups
 from ts_stateful.process.load_progress import LoadProgress
 from ts_stateful.process.sockets import connect
 from ts_stateful.process.spec import EngineSpec

@@ -11,7 +11,7 @@ import pytest
 _THREADS = """
 import threading, torch
 from pathlib import Path
-from ts_stateful.control_groups import ControlGroups
+from ts_stateful.config.control_groups import ControlGroups
 from ts_stateful.process.engine.threads import set_threads
 
 def number_in_a_thread():

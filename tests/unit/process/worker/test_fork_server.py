@@ -21,7 +21,7 @@ import yaml
 from tests.support.many_files import many_files
 from tests.support.worker import Worker, eventually
 from ts_stateful.clock import Clock
-from ts_stateful.control_groups import ControlGroups
+from ts_stateful.config.control_groups import ControlGroups
 from ts_stateful.process.drain import is_engine
 from ts_stateful.process.load_progress import read_load_step
 from ts_stateful.process.spec import EngineSpec

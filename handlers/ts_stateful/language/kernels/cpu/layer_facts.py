@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from ts_stateful.language.kernels.cpu.kept_experts import TurnedExperts
@@ -14,6 +15,7 @@ from ts_stateful.language.kernels.cpu.library import (
     LinearFacts,
     vector_width,
 )
+from ts_stateful.language.kernels.cpu.rounded import Rounded
 from ts_stateful.language.kernels.decoder_layout import (
     Decoder,
     UnknownDecoderError,
@@ -150,6 +152,29 @@ class LayerFacts(ctypes.Structure):
             raise UnknownDecoderError(f"states of {shape} are not supported")
         facts._check_sizes(vector_width(decoder.weights))
         return facts
+
+    def rounded(self, weights: torch.dtype) -> tuple[LayerFacts, list[Rounded]]:
+        """Describe a layer without experts with its weights, which are of this dtype, rounded to 8 bits.
+
+        These must stay where they are.
+
+        Raises:
+            UnknownDecoderError: the kernels do not support its dimensions with such weights.
+        """
+        other, kept = LayerFacts.from_buffer_copy(self), list[Rounded]()
+        for facts, names in ((other, "qkvo"), (other.experts, ("gate", "up", "down"))):
+            for name in names:
+                linear, rounded = getattr(facts, name).rounded(weights)
+                setattr(facts, name, linear)
+                kept.append(rounded)
+        other._check_sizes(vector_width(torch.int8))
+        return other, kept
+
+    @property
+    def linears(self) -> list[LinearFacts]:
+        """Its linear layers, those of one expert."""
+        experts = self.experts
+        return [*(self.q, self.k, self.v, self.o), *(experts.gate, experts.up, experts.down)]
 
     def _check_sizes(self, width: int) -> None:
         layers = (self.q, self.o, self.experts.gate, self.experts.down)

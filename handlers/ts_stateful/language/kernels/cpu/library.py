@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ts_stateful.language.kernels.cpu.rounded import Rounded
 from ts_stateful.language.kv.spans import Table
 
 __all__ = [
@@ -27,7 +28,11 @@ LANES: Final = 16  # all dimensions are multiples of it
 _SHARE: Final = 256  # minimum tokens of a split
 _TOGETHER: Final = 16  # queries of rows that are computed together, see `attention.h`
 _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of dtypes in the library
-_WIDENED: Final = {torch.bfloat16: "wide_bfloat16", torch.float16: "wide_float16"}
+_WIDENED: Final = {
+    torch.bfloat16: "wide_bfloat16",
+    torch.float16: "wide_float16",
+    torch.int8: "wide_int8",
+}
 
 
 class StepFacts(ctypes.Structure):
@@ -50,11 +55,12 @@ class AttentionFacts(ctypes.Structure):
 
 
 class LinearFacts(ctypes.Structure):
-    """`Linear`: the addresses of a layer's parameters, and its numbers of inputs and outputs."""
+    """`Linear`: the addresses of a layer's parameters, its numbers of inputs and outputs, and its units if it has 8 bits."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
         *((name, ctypes.c_int64) for name in ("in_", "out")),
+        ("unit", ctypes.c_void_p),
     ]
 
     @classmethod
@@ -62,6 +68,14 @@ class LinearFacts(ctypes.Structure):
         """Describe a layer by its weights `(out, in)` and biases, which must stay where they are."""
         outputs, inputs = weight.shape
         return cls(weight.data_ptr(), None if bias is None else bias.data_ptr(), inputs, outputs)
+
+    def rounded(self, dtype: torch.dtype) -> tuple[LinearFacts, Rounded]:
+        """Describe the layer with its weights, which are of this dtype, rounded to 8 bits; these must stay where they are."""
+        shape = self.out, self.in_
+        memory = (ctypes.c_byte * (self.out * self.in_ * dtype.itemsize)).from_address(self.weight)
+        rounded = Rounded.of(torch.frombuffer(memory, dtype=dtype).view(shape))
+        numbers, units = (part.data_ptr() for part in rounded)
+        return LinearFacts(numbers, self.bias, self.in_, self.out, units), rounded
 
     @classmethod
     def part(cls, linear: nn.Linear, begin: int, num: int) -> LinearFacts:
@@ -126,7 +140,7 @@ def functions_for(
 ) -> Functions:
     """Return the library's functions for states and inputs of a dtype, float32 or bfloat16.
 
-    `weights` is the dtype of linear layers' weights if it is another one: of 16 bits for float32, to which they are widened.
+    `weights` is the dtype of linear layers' weights if it is another one: of 16 or 8 bits, which are widened to float32.
     """
     word, address = ctypes.c_int64, ctypes.c_void_p
     own = _NAMES[dtype]

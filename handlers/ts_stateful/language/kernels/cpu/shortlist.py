@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for
+from ts_stateful.language.kernels.cpu.rounded import Rounded, row_blocks
 
 __all__ = ["Shortlist"]
 
@@ -18,8 +19,6 @@ logger = logging.getLogger(__name__)
 
 # Rows, by the bytes of a weight: with more, reading the real weights is not what takes the time. See `shortlist.h`.
 _MOST_ROWS: Final = {4: 8, 2: 3}
-_AT_ONCE: Final = 1 << 18  # weights that are rounded at a time, so that they stay in a cache
-_LARGEST: Final = 127
 # Of the weights' length: more than float32 sums of their products are wrong by.
 _ROUNDING: Final = 2.0**-15
 _REST: Final = 256  # calls after one that was in vain
@@ -47,10 +46,11 @@ class Shortlist:
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, library: ctypes.CDLL) -> None:
         self._find = functions_for(library, dtype, linear.weight.dtype).find_highest
         self._linear, self._dtype = linear, dtype
-        self._bytes, self._units, self._errors = _rounded(linear.weight)
+        self._rounded = Rounded.of(linear.weight)
+        self._errors = _bounds(linear.weight, self._rounded)
         self._facts = _ShortlistFacts(
             LinearFacts.of(linear.weight, linear.bias),
-            *(part.data_ptr() for part in (self._bytes, self._units, self._errors)),
+            *(part.data_ptr() for part in (*self._rounded, self._errors)),
         )
         self._most_rows = _MOST_ROWS[linear.weight.itemsize]
         self._rest = 0
@@ -114,17 +114,13 @@ class Shortlist:
         return ""
 
 
-def _rounded(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return weights `(out, in)` in 8 bits, the unit of each row, and how long its error is at most."""
-    outputs, inputs = weights.shape
-    numbers = torch.empty(outputs, inputs, dtype=torch.int8)
-    units, errors = torch.empty(outputs), torch.empty(outputs)
-    for begin in range(0, outputs, max(1, _AT_ONCE // inputs)):
-        some = slice(begin, begin + max(1, _AT_ONCE // inputs))
+def _bounds(weights: Tensor, rounded: Rounded) -> Tensor:
+    """Return how long the differences of each row of weights `(out, in)` from the rounded ones are at most, `(out,)`."""
+    bounds = torch.empty(len(weights))
+    for some in row_blocks(weights):
         rows = weights.detach()[some].float()
-        units[some] = (rows.abs().amax(-1) / _LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
-        unit = units[some, None]
-        numbers[some] = (rows / unit).round().clamp(-_LARGEST, _LARGEST)
-        apart = torch.linalg.vector_norm(rows - numbers[some] * unit, dim=-1)
-        errors[some] = 1.001 * apart + _ROUNDING * torch.linalg.vector_norm(rows, dim=-1)
-    return numbers, units, errors
+        apart = torch.linalg.vector_norm(
+            rows - rounded.numbers[some] * rounded.units[some, None], dim=-1
+        )
+        bounds[some] = 1.001 * apart + _ROUNDING * torch.linalg.vector_norm(rows, dim=-1)
+    return bounds

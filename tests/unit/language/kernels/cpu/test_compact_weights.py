@@ -60,7 +60,7 @@ def test_replies_are_those_of_stock_code(name: str, dtype: torch.dtype) -> None:
     """In any family of one call, turn after turn, prompts of one piece and of several, about an image too."""
     model, stock = rounded(name, dtype), rounded(name, dtype)
     accelerate(model, HandlerConfig())
-    assert isinstance(model.forward._shortcut, FusedLayers)
+    assert isinstance(model.forward.shortcut, FusedLayers)
     assert {layer.weight.dtype for layer in layers_of(model)} == {dtype}
     assert model.network.dtype is model.forward.layout.dtype is torch.float32
     harness = Harness(model)
@@ -126,7 +126,7 @@ def test_experts_are_compact_with_their_layers() -> None:
     other.network.get_decoder().layers[1].mlp.experts.down_proj.data[2, 3, 4] = 1 + 2**-20
     assert find_compact(other.network) == {other.network.get_output_embeddings(): torch.bfloat16}
     accelerate(other, HandlerConfig())
-    assert isinstance(other.forward._shortcut, FusedLayers)
+    assert isinstance(other.forward.shortcut, FusedLayers)
 
 
 def test_experts_whose_inputs_do_not_fill_a_vector_stay() -> None:

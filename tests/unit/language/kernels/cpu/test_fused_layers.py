@@ -215,7 +215,7 @@ def test_replies_are_those_of_stock_code(name: str) -> None:
     """Sessions that decode side by side, while others' prompts are still being read, answer as before."""
     model = build(name)
     accelerate(model, HandlerConfig())
-    assert isinstance(model.forward._shortcut, FusedLayers)
+    assert isinstance(model.forward.shortcut, FusedLayers)
     harness = Harness(model)
     for index in range(4):
         pictures = [noise(1 + index)] if model.encoder else []
@@ -256,7 +256,7 @@ def test_all_logits_are_computed_where_more_than_the_highest_is_of_use(
     """For one such reply, or a model with such settings, those of all rows; greedy replies alone need the highest."""
     model = build("llama")
     accelerate(model, HandlerConfig())
-    fused, asked = model.forward._shortcut, list[bool]()
+    fused, asked = model.forward.shortcut, list[bool]()
     assert isinstance(fused, FusedLayers)
     assert fused._shortlist is not None
 
@@ -264,7 +264,7 @@ def test_all_logits_are_computed_where_more_than_the_highest_is_of_use(
         asked.append(rows.only_highest)
         return fused(rows)
 
-    monkeypatch.setattr(model.forward, "_shortcut", spy)
+    monkeypatch.setattr(model.forward, "shortcut", spy)
     harness = Harness(model)
     for session in ("greedy", "other"):
         harness.open(session)
@@ -293,7 +293,7 @@ def test_a_checkpoint_in_bfloat16_is_computed_in_it(tmp_path: Path) -> None:
     settings = HandlerConfig(model=str(folder), dtype="bfloat16")
     loaded = load_model(settings, folder, torch.device("cpu"))
     assert loaded.network.dtype is loaded.forward.layout.dtype is torch.bfloat16
-    assert isinstance(loaded.forward._shortcut, FusedLayers)
+    assert isinstance(loaded.forward.shortcut, FusedLayers)
     harness = Harness(loaded)
     harness.open("s")
     for is_second in (False, True):
@@ -313,8 +313,8 @@ def test_replies_about_images_are_those_of_stock_code(
     model = BUILDERS[name]()
     accelerate(model, HandlerConfig())
     forward = model.forward
-    assert isinstance(forward._shortcut, FusedLayers)
-    forward._shortcut.cuts_steps = True
+    assert isinstance(forward.shortcut, FusedLayers)
+    forward.shortcut.cuts_steps = True
     by_network, read = list[dict[str, Any]](), forward._by_model
 
     def spy(rows: Rows, inputs: dict[str, Any]) -> Tensor:
@@ -329,7 +329,7 @@ def test_replies_about_images_are_those_of_stock_code(
         reference_reply(model, harness, "s", 12)
     assert all(by_network)
     assert bool(by_network) == (name in READ_BY_NETWORK)
-    assert not any(forward._shortcut._hooks)
+    assert not any(forward.shortcut._hooks)
 
 
 @torch.inference_mode()
@@ -417,7 +417,7 @@ def test_layers_that_differ_are_rejected() -> None:
     windows = [None] * len(model.forward.windows)
     wrong = FusedLayers(find_decoder(model.network), model.forward.layout, windows, library)
     assert "logits differ" in model.forward.use_shortcut(wrong)
-    assert model.forward._shortcut is None
+    assert model.forward.shortcut is None
 
 
 def test_a_shortcut_that_fails_is_rejected() -> None:
@@ -437,7 +437,7 @@ def test_other_models_keep_their_layers(name: str, caplog: pytest.LogCaptureFixt
     model = BUILDERS[name]()
     with caplog.at_level(logging.INFO):
         accelerate(model, HandlerConfig(attention_kernels=False))
-    assert model.forward._shortcut is None
+    assert model.forward.shortcut is None
     assert "torch's operators compute the decoder layers" in caplog.text
     assert "is not known" in caplog.text
 
@@ -446,7 +446,7 @@ def test_it_can_be_turned_off() -> None:
     """`handler.fusedLayers: false` leaves the layers to torch's operators."""
     model = llama()
     accelerate(model, HandlerConfig(fused_layers=False))
-    assert model.forward._shortcut is None
+    assert model.forward.shortcut is None
 
 
 def test_without_a_compiler_nothing_changes(
@@ -460,5 +460,5 @@ def test_without_a_compiler_nothing_changes(
     with caplog.at_level(logging.WARNING):
         assert find_fused(model.network, model.forward.layout, model.forward.windows) is None
         accelerate(model, HandlerConfig())
-    assert model.forward._shortcut is None
+    assert model.forward.shortcut is None
     assert not caplog.records

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.support.kernels import language_kernels
-from ts_stateful.language.kernels.cpu import shortlist
+from ts_stateful.language.kernels.cpu import rounded, shortlist
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
+from ts_stateful.language.kernels.cpu.rounded import Rounded
 from ts_stateful.language.kernels.cpu.shortlist import Shortlist
 
 pytestmark = pytest.mark.skipif(
@@ -157,13 +159,13 @@ def test_a_wrong_shortlist_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A compiler may err."""
-    rounded = shortlist._rounded
 
-    def wrong(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        numbers, units, errors = rounded(weights)
-        return numbers.flip(0), units, errors
+    def wrong(weights: Tensor) -> Rounded:
+        numbers, units = Rounded.of(weights)
+        return Rounded(numbers.flip(0), units)
 
-    monkeypatch.setattr(shortlist, "_rounded", wrong)
+    monkeypatch.setattr(shortlist, "Rounded", SimpleNamespace(of=wrong))
+    monkeypatch.setattr(shortlist, "_bounds", lambda weights, _: torch.zeros(len(weights)))
     assert make()[1] is None
     assert "highest outputs differ" in caplog.text
 
@@ -171,11 +173,12 @@ def test_a_wrong_shortlist_is_not_used(
 def test_weights_are_rounded_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pieces change nothing, and the bounds hold for every row."""
     weights = torch.randn(301, 160) * torch.logspace(-3, 3, 301)[:, None]
-    whole = shortlist._rounded(weights)
-    monkeypatch.setattr(shortlist, "_AT_ONCE", 1000)
-    pieces = shortlist._rounded(weights)
+    whole = Rounded.of(weights)
+    monkeypatch.setattr(rounded, "_AT_ONCE", 1000)
+    pieces = Rounded.of(weights)
     assert all(map(torch.equal, whole, pieces))
-    numbers, units, errors = (part.double() for part in pieces)
+    errors = shortlist._bounds(weights, pieces).double()
+    numbers, units = (part.double() for part in pieces)
     apart = (weights.double() - numbers * units[:, None]).norm(dim=-1)
     assert (apart <= errors).all()
     assert (errors < 0.02 * weights.norm(dim=-1)).all()

@@ -1,0 +1,130 @@
+"""Replies whose tokens the model guesses by weights in 8 bits are those without guesses."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from typing import Any
+
+import pytest
+
+from tests.support.harness import Harness, reference_reply
+from tests.support.kernels import language_kernels
+from tests.support.pictures import noise
+from tests.support.tiny import MODELS, MORE_MODELS
+from ts_stateful.language.guesses import Guesses
+from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers
+from ts_stateful.language.kernels.cpu.guesser import Guesser, GuessPlan
+from ts_stateful.language.kernels.decoder_layout import find_decoder
+from ts_stateful.protocol.requests import Prompt
+from ts_stateful.protocol.response_format import Regex
+
+QUESTIONS = ("What color is the circle?", "And the square?")
+NEW_TOKENS = 24
+FAMILIES = (
+    *("exaone4", "gemma3", "gemma3_vision", "glm4", "granite", "llama", "llava", "mistral"),
+    *("olmo2", "phi3", "qwen2", "qwen2_vl", "qwen3", "qwen3_vl"),
+)
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
+)
+
+
+def make(name: str, *, is_rounded: bool = True) -> Harness:
+    """Return an engine of a small model that guesses, for up to two replies at once."""
+    model = {**MODELS, **MORE_MODELS}[name]()
+    forward, harness = model.forward, Harness(model)
+    decoder = find_decoder(forward.network)
+    layers = FusedLayers(decoder, forward.layout, forward.windows, language_kernels())
+    plans = (GuessPlan(3, 0.0), GuessPlan(2, 0.0))
+    guesser = Guesser(layers.rounded() if is_rounded else layers, plans)
+    harness.kind.decoding.drafter.guesses = Guesses(harness.kind.decoding.runner, guesser, None)
+    return harness
+
+
+def talk(harness: Harness, session: str, **settings: Any) -> list[Any]:
+    """Return the replies to all questions."""
+    harness.open(session, [noise(1)] if harness.model.encoder else [])
+    settings = {"max_new_tokens": NEW_TOKENS, **settings}
+    answers = [harness.prompt(session, question, **settings) for question in QUESTIONS]
+    assert not any("error" in answer for answer in answers)
+    return [(answer["text"], answer["usage"], answer.get("logprobs")) for answer in answers]
+
+
+def accepted(harness: Harness) -> int:
+    harness.engine.check_integrity()
+    return harness.kind.decoding.drafter.num_accepted
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_exact(name: str) -> None:
+    """The replies are those of stock `generate` on the whole transcript, in fewer steps."""
+    harness = make(name)
+    talk(harness, "s")
+    reference_reply(harness.model, harness, "s", NEW_TOKENS)
+    assert accepted(harness) > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.9, "top_p": 0.95, "seed": 7},
+        {"repetition_penalty": 1.4, "presence_penalty": 0.8, "frequency_penalty": 0.5},
+        {"logprobs": True, "top_logprobs": 3},
+        {"max_new_tokens": 3},
+        {"stop": ["e"]},
+        {"response_format": Regex("([a-z ]{3}, )*")},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_of_a_request_hold(settings: dict[str, Any]) -> None:
+    """Tokens are drawn, penalised, limited and reported as without guesses."""
+    harness = make("llama")
+    found = talk(harness, "s", **settings)
+    plain = Harness(harness.model, {"handler": {"speculation": False}})
+    expected = talk(plain, "s", **settings)
+    assert [each[:2] for each in found] == [each[:2] for each in expected]
+    for (*_, ours), (*_, theirs) in zip(found, expected, strict=True):
+        assert [token["id"] for token in ours or ()] == [token["id"] for token in theirs or ()]
+    drafter = harness.kind.decoding.drafter
+    assert drafter.num_drafted > 0
+
+
+def test_drawn_tokens_are_guessed_by_the_same_draws() -> None:
+    """Guesses by the real weights are nearly all right; rounding exchanges tokens that are about as likely."""
+    harness = make("llama", is_rounded=False)
+    talk(harness, "s", temperature=1.0, seed=3, ignore_eos=True)
+    drafter = harness.kind.decoding.drafter
+    assert drafter.num_accepted > 0.9 * drafter.num_drafted > 0
+
+
+def test_two_replies_at_once_are_exact() -> None:
+    """Both are guessed in one pass."""
+    harness, sessions = make("llama"), ("a", "b")
+    alone = talk(make("llama"), "s")[0]
+    for session in sessions:
+        harness.open(session)
+    requests = [
+        harness.submit(Prompt(session_id=session, prompt=QUESTIONS[0], max_new_tokens=NEW_TOKENS))
+        for session in sessions
+    ]
+    harness.run()
+    assert [harness.last(request)["text"] for request in requests] == [alone[0]] * 2
+    assert accepted(harness) > 0
+
+
+def test_a_defect_of_guesses_disturbs_no_reply(caplog: pytest.LogCaptureFixture) -> None:
+    """They end, and the log has the reason."""
+
+    class Broken(Guesser):
+        def __call__(self, rows: Any) -> Any:
+            raise RuntimeError("no")
+
+    harness = make("llama")
+    expected = talk(harness, "s")
+    guesses = Guesses(harness.kind.decoding.runner, Broken(None, [GuessPlan(3, 0.0)]), None)  # type: ignore[arg-type]
+    harness.kind.decoding.drafter.guesses = guesses
+    caplog.set_level(logging.WARNING)
+    assert talk(harness, "t") == expected
+    assert "no more tokens are guessed" in caplog.text
+    assert harness.kind.decoding.drafter.guesses is None
