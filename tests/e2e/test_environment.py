@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import profile_server
+from tests.e2e.server import log_path, profile_server
 from tests.e2e.speak import Speaker
 from ts_stateful.protocol.profile import Profile
 from ts_stateful.serving.server import LocalServer
+from ts_stateful.torchserve.java import java_environment
 
 NAME, CLOSED = "X-Amzn-SageMaker-Session-Id", "X-Amzn-SageMaker-Closed-Session-Id"
 TTL = timedelta(minutes=5)
@@ -25,8 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """The continuous profile, with nothing changed but the environment."""
+    """The continuous profile, with nothing changed but the environment, and on the packaged Java."""
     environ = {
+        **java_environment({"PATH": ""}),
         "TS_REQUEST_SEQUENCE_ID": NAME,
         "SES_TTL_MIN": "5",
         "OPTION_SESSIONS_EXPIRATION": "300",
@@ -63,6 +65,13 @@ def test_a_session_is_opened_used_and_closed_under_sagemakers_headers(
     assert NAME not in closed.headers
     again = speaker.post({"inputs": "Is there a circle?"}, headers={NAME: session})
     assert again.status_code == 410
+
+
+def test_the_log_has_no_warnings_of_java(server: LocalServer) -> None:
+    """Of methods that a later Java restricts."""
+    log = log_path("environment").read_text()
+    assert "Model server started." in log
+    assert "WARNING: " not in log
 
 
 def test_sessions_are_kept_in_the_folder(speaker: Speaker, folder: Path) -> None:
