@@ -24,6 +24,7 @@ __all__ = [
     "Start",
     "add",
     "code",
+    "left",
     "model",
     "settings",
     "starter",
@@ -126,6 +127,11 @@ def starter(store: Store | None, now: float = 1000.0) -> Start:
         return StateHarness(model, declared, initial=initial, **shared, **options)
 
     return engine
+
+
+def left(store: Store, prefix: str = "states-model") -> list[str]:
+    """Return the keys that a store has of sequences, but for the notes of their ends."""
+    return [key for key in store.list(prefix) if b"\xa6closed" not in (store.get(key) or b"")]
 
 
 def add(number: int, session_id: str = "a", **fields: Any) -> Step:

@@ -99,7 +99,8 @@ class LanguageKind:
             return command.forks or message.ephemeral or not follows_last
         if isinstance(command, Prompt) and command.turn is not None:
             return command.turn <= len(session.turns)  # it is answered from its record
-        return isinstance(command, Info | Continue | Fork | Recall | Discard)
+        reads = isinstance(command, Info | Continue | Fork | Recall | Discard)
+        return reads or message.creates_session  # which the session that is here may forbid
 
     def drop(self, request_id: str) -> None:
         """See `ModelKind`."""

@@ -18,7 +18,7 @@ from ts_stateful.protocol.answers import SessionInfo
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import OutOfMemory
 from ts_stateful.protocol.events import Submit
-from ts_stateful.protocol.requests import Fork, Info, Step
+from ts_stateful.protocol.requests import Fork, Info, Open, Step
 from ts_stateful.protocol.stats import Stats
 from ts_stateful.recurrent.few_rows import choose_library
 from ts_stateful.recurrent.lifecycle import StepLifecycle
@@ -91,7 +91,7 @@ class RecurrentKind:
         """See `ModelKind`. A step that is sent again is answered from its record."""
         command = message.command
         repeats = isinstance(command, Step) and command.turn == session.state.num_steps
-        return repeats or isinstance(command, Info | Fork)
+        return repeats or isinstance(command, Info | Fork | Open)
 
     def drop(self, request_id: str) -> None:
         """Do nothing: the step runs all the same, since the next ones of its sequence build on it."""

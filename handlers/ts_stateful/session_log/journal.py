@@ -26,7 +26,7 @@ Done = Callable[[StatefulError | None], None]
 
 
 class Written(NamedTuple):
-    """An entry to add to a log, and the `keys` below its prefix of the values that it names."""
+    """An entry to add to a log, and the `keys` below its prefix of the values that go when it is dropped."""
 
     entry: Struct
     keys: Sequence[str] = ()
@@ -155,10 +155,12 @@ class Journal(Generic[EntryT]):
                 position.doubtful = None
             while position.unwritten or position.unmade:
                 known, unwritten = position.known, _next_entry(position, write.ttl_s)
-                after = unwritten and log.append(known, unwritten.entry, write.ttl_s)
+                after = unwritten and log.append(
+                    known, unwritten.entry, write.ttl_s, drops=write.stand_alone
+                )
                 if unwritten and after:
                     own = _note(position, after, [*unwritten.keys, log.key(known.num_entries)])
-                elif known.num_entries or not ownership.frees_id():
+                elif not ownership.frees(known):
                     position.is_lost = True
                     return False
         except Exception:  # of a store; it is raised again

@@ -57,11 +57,13 @@ class SessionLog(Generic[EntryT]):
         assert 0 <= position < 10**_DIGITS
         return f"{self.prefix}/{position:0{_DIGITS}d}"
 
-    def append(self, known: Known, entry: Struct, ttl_s: float | None = None) -> Known | None:
+    def append(
+        self, known: Known, entry: Struct, ttl_s: float | None = None, *, drops: bool = False
+    ) -> Known | None:
         """Write an entry after the known ones. Return the log known then, or None if another process owns the session.
 
         That process wrote its own entry there, or removed the session: its id may be that of a new session by now. So the entry
-        is taken back if the last known one is missing.
+        is taken back if the last known one is missing. Of a log that `drops` its beginning, so is a first one before others.
 
         A store may write a value and fail to report it. A position that has these very bytes counts as created.
 
@@ -71,10 +73,26 @@ class SessionLog(Generic[EntryT]):
         key, data = self.key(known.num_entries), self.codec.encode(entry, known.last)
         if not self.store.create(key, data, ttl_s) and self.look(key) != data:
             return None
-        if known.last and self.last(known) is None:
+        if known.last:
+            is_last = self.last(known) is not None
+        else:
+            is_last = not drops or self._positions(self.store.list(self.prefix)) == {0}
+        if not is_last:
             self.store.remove(key, data)
             return None
         return known.after(data)
+
+    def fence(self, closed: Struct, ttl_s: float) -> Sequence[str]:
+        """Write the end after all entries, whatever they are; return the keys before it, which are not used again."""
+        while True:
+            keys = self.store.list(self.prefix)
+            last = max(self._positions(keys), default=-1)
+            if last < 0:
+                return keys
+            known = Known(last).after(self.look(self.key(last)) or b"")
+            data = self.codec.encode(closed, known.last)
+            if self.store.create(self.key(known.num_entries), data, ttl_s):
+                return keys
 
     def has_more(self, known: Known) -> bool:
         """Return True if there is an entry after the known ones, or if these are not there any more."""
@@ -108,16 +126,17 @@ class SessionLog(Generic[EntryT]):
         # A listing may miss an entry that is added meanwhile, but have the one after it; a second listing has both.
         for _ in range(2):
             keys = self.store.list(self.prefix)
-            positions = self._positions(keys)
-            run = _last_run(positions)
+            run = _last_run(self._positions(keys))
             if not run or (stands_alone is None and self.key(0) not in keys):
                 return Log(keys=keys)
             found = self.store.get_many([self.key(position) for position in run])
             values = [data for data in found if data is not None]
             if len(values) == len(run):
                 entries = self._whole(run.start, values, stands_alone)
-                if entries is not None and not self._is_foreign(values[0], positions, run):
+                if entries is not None:
                     return Log(entries, Known(run.stop, _digest(values[-1])), keys)
+                if self._remove_late(run, values, stands_alone):
+                    return self.read(stands_alone)
             has_changed = len(values) < len(run) or listed not in (None, keys)
             listed = keys
         if has_changed:
@@ -127,9 +146,9 @@ class SessionLog(Generic[EntryT]):
             "erase the session (`close` with `erase`); check what else writes to the store",
         )
 
-    def _positions(self, keys: Sequence[str]) -> list[int]:
+    def _positions(self, keys: Sequence[str]) -> set[int]:
         names = [key[len(self.prefix) + 1 :] for key in keys]
-        return [int(name) for name in names if len(name) == _DIGITS and name.isdigit()]
+        return {int(name) for name in names if len(name) == _DIGITS and name.isdigit()}
 
     def _whole(
         self, start: int, values: Sequence[bytes], stands_alone: Callable[[EntryT], bool] | None
@@ -138,39 +157,42 @@ class SessionLog(Generic[EntryT]):
         entries: list[EntryT] = []
         for index in reversed(range(len(values))):
             linked = self.codec.decode_linked(values[index])
-            if not self._follows(linked, start + index, values[:index]):
-                return None
             entries.append(linked.entry)
             if stands_alone is not None and stands_alone(linked.entry):
                 return entries[::-1]
+            if not self._follows(linked, values[:index]):
+                return None
         return entries[::-1] if stands_alone is None and start == 0 else None
 
-    def _is_foreign(self, first: bytes, positions: Sequence[int], run: range) -> bool:
-        """Return True if a run of entries has others before it, to which its first one should be linked."""
-        is_linked = self.codec.decode_linked(first).previous is not None
-        return is_linked and len(positions) > len(run)
+    def _remove_late(
+        self,
+        run: range,
+        values: Sequence[bytes],
+        stands_alone: Callable[[EntryT], bool] | None,
+    ) -> bool:
+        """Remove the last entry if those before it are whole: it does not follow from them, so it was not acknowledged."""
+        *before, late = values
+        are_linked = all(self.codec.decode_linked(one).previous is not None for one in values[-2:])
+        if not (before and are_linked) or self._whole(run.start, before, stands_alone) is None:
+            return False
+        if self.last(Known(run.stop - 1, _digest(before[-1]))) is None:  # another one by now
+            return False
+        self.store.remove(self.key(run.stop - 1), late)
+        return True
 
-    def _follows(self, linked: Linked[EntryT], position: int, values: Sequence[bytes]) -> bool:
-        """Return True if an entry follows from the values before it, as far as they were not dropped."""
+    def _follows(self, linked: Linked[EntryT], values: Sequence[bytes]) -> bool:
+        """Return True if an entry follows from the values before it; the first one follows from none."""
         if linked.previous is None:  # of a version without links, as all before it must be
             return not values or self.codec.decode_linked(values[-1]).previous is None
-        return (
-            linked.previous == _digest(values[-1])
-            if values
-            else bool(linked.previous) == bool(position)
-        )
+        return linked.previous == (_digest(values[-1]) if values else b"")
 
 
-def _last_run(positions: Sequence[int]) -> range:
+def _last_run(positions: set[int]) -> range:
     """Return the last positions that follow one another without a gap."""
-    if not positions:
-        return range(0)
-    start = positions[-1]
-    for position in reversed(positions[:-1]):
-        if position != start - 1:
-            break
-        start = position
-    return range(start, positions[-1] + 1)
+    start = stop = max(positions, default=-1) + 1
+    while start - 1 in positions:
+        start -= 1
+    return range(start, stop)
 
 
 def _digest(data: bytes) -> bytes:

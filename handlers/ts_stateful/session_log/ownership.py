@@ -1,8 +1,9 @@
 """The rule by which engines take over sessions of a store, and by which the last one removes them.
 
-An engine that adopts a session leaves the mark `<adopted>/<number of entries>`, and then checks that the log is still as long.
-An engine whose session expires adds an entry, and then looks for the mark. Of two engines that do so at the same time one sees
-the other. So a session that is used in one place is not removed because it is idle in another.
+The mark `<adopted>/<number of entries>` decides what becomes of a session, or of its last entry. The first of three engines
+gets it: one that adopts the session, one in which it expires, or one that takes back the last entry. An engine that finds the
+mark of one of the last two does the same, since that engine may have died. One that adopts a session then checks that the log
+is still as long. So a session that is used in one place is not removed because it is idle in another.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Made = TypeVar("Made")
 logger = logging.getLogger(__name__)
 
 _REMEMBER_S = 3600.0  # the end of a session is known for so long
-_TAKES_BACK = b"\0"  # begins a mark in place of an engine's, before the digest of an entry
+# Begins a mark in place of an engine's, before the digest of the last entry; after that, the end of the session.
+_REMOVES = b"\0"
 
 
 class ClosedEntry(Struct, frozen=True, tag="closed", tag_field="kind", omit_defaults=True):
@@ -52,7 +54,7 @@ class Ownership(Generic[EntryT]):
     log: SessionLog[EntryT]
     adopted: str  # prefix of the marks
     ended: str | None = None
-    cached: str | None = None  # prefix of what can be computed again
+    cached: str = ""  # prefix of what can be computed again
 
     def adopt(
         self,
@@ -75,29 +77,26 @@ class Ownership(Generic[EntryT]):
             if ttl_s is None:
                 return made
             mark = self._leave_mark(log.known, writer.encode(), ttl_s)
-            if mark.startswith(_TAKES_BACK):
-                self._take_back(log.known)
+            if mark.startswith(_REMOVES):
+                self._carry_out(log.known, mark)
             elif not self.log.has_more(log.known):
                 return made
 
     def take_back(self, doubtful: Doubtful) -> None:
         """Remove an entry if the store has it, unless an engine has adopted the session with it: its client may know it.
 
-        Its digest in place of their mark keeps engines from adopting it. So it cannot be known when a removal is late.
+        Its digest in place of their mark keeps engines from adopting it, also if its write or its removal is carried out late.
         """
         known, entry, ttl_s = doubtful
         data = self.log.codec.encode(entry, known.last)
         after = known.after(data)
-        if self.log.last(after) is not None:
-            if known.last and self.log.last(known) is None:  # the mark is of others in its place
-                self.log.store.remove(self.log.key(known.num_entries), data)
-                return
-            self._leave_mark(after, _TAKES_BACK + after.last, ttl_s)
-        self._take_back(after)
+        self._carry_out(after, self._leave_mark(after, _REMOVES + after.last, ttl_s))
 
-    def frees_id(self) -> bool:
-        """Remove a first entry that an engine takes back, and perhaps failed to. Return False if there is none."""
-        return self._take_back(Known().after(self.log.look(self.log.key(0)) or b""))
+    def frees(self, known: Known) -> bool:
+        """Remove the next entry if an engine takes it back, and perhaps failed to. Return False if there is none."""
+        after = known.after(self.log.look(self.log.key(known.num_entries)) or b"")
+        mark = self.log.look(self._mark(after.num_entries))
+        return mark == _REMOVES + after.last and self._carry_out(after, mark)
 
     def has_more(self, known: Known, doubtful: Doubtful | None) -> bool:
         """Return True if another engine continued the session or ended it. A `doubtful` entry is taken back first."""
@@ -108,22 +107,20 @@ class Ownership(Generic[EntryT]):
     def end(self, closed: ClosedEntry, known: Known, keys: Sequence[str]) -> None:
         """Remove a session that ended. One that expired after the `known` entries stays if another engine uses it.
 
-        Of one that expired only these keys and the last entry go, because the id may begin again meanwhile. Of one that was
-        closed everything goes, the log and the values in it last and at once: if it is interrupted, the session is still open.
-        Without room for the note of its end the session is removed first. So a full store can be emptied.
+        With `ended` everything goes, the log and the values in it last and at once: if it is interrupted, the session is still
+        open. Without `ended` the last entry stays for an hour, so that positions are not used again: neither a removal that is
+        carried out late nor an entry of the past counts after it. The `keys` of one that expired go, because the id may begin
+        again meanwhile. Without room for the note of its end the session is removed first. So a full store can be emptied.
         """
-        expired = closed.reason == "expired"
-        if expired and not self._take_last(closed, known):
+        if closed.reason == "expired" and not self._take_last(closed, known):
+            return
+        if self.ended is None:
+            self._remove_keys(closed, keys)
             return
         is_noted = self._note(closed)
-        self.log.store.delete(self.adopted)
-        if expired:
-            for key in (*keys, self.log.key(known.num_entries)):
-                self.log.store.delete(key)
-        else:
-            self._remove_cached()
-            self.log.store.delete(self.log.prefix)
-            self._remove_cached()  # an engine that wrote some since may have seen the log
+        # What is cached again, since an engine that wrote some may have seen the log.
+        for prefix in (self.adopted, self.cached, self.log.prefix, self.cached):
+            self.log.store.delete(prefix)
         if not is_noted:  # a full store has room now
             self._note(closed)
 
@@ -131,8 +128,8 @@ class Ownership(Generic[EntryT]):
         self, closed: ClosedEntry, known: Known, keys: Sequence[str], doubtful: Doubtful | None
     ) -> None:
         """Remove a session as `end` does, which failed. One that went on stays, as does a later session of its id."""
-        is_free = not self.has_more(known, doubtful) or closed.reason == "expired"
-        if is_free or not self.log.store.list(self.log.prefix):
+        goes_on = self.has_more(known, doubtful) and closed.reason == "closed"
+        if not (goes_on and self.log.store.list(self.log.prefix)):
             self.end(closed, known, keys)
 
     def check_open(self, log: Log[EntryT]) -> None:
@@ -145,11 +142,23 @@ class Ownership(Generic[EntryT]):
         if isinstance(log.entries[-1], ClosedEntry):
             raise _error(log.entries[-1])
 
+    def _remove_keys(self, closed: ClosedEntry, keys: Sequence[str]) -> None:
+        store = self.log.store
+        if closed.reason == "closed":
+            try:
+                keys = self.log.fence(closed, _REMEMBER_S)
+            except StoreUnavailable as error:
+                if not error.is_full:
+                    raise
+                keys = [self.log.prefix]  # a full store can be emptied
+        store.delete(self.adopted)
+        for key in keys:
+            store.delete(key)
+
     def _note(self, closed: ClosedEntry) -> bool:
         """Write how the session ended. Return False if the store cannot, for instance because it is full."""
         store, ended = self.log.store, self.ended
-        if ended is None:
-            return True
+        assert ended is not None
         data = self.log.codec.encode(closed)
         try:
             if not store.create(ended, data, _REMEMBER_S):  # of an earlier session of this id
@@ -160,26 +169,12 @@ class Ownership(Generic[EntryT]):
             return False
         return True
 
-    def _remove_cached(self) -> None:
-        if self.cached is not None:
-            self.log.store.delete(self.cached)
-
     def _take_last(self, closed: ClosedEntry, known: Known) -> bool:
         """Return True if no other engine has the session, nor can adopt it from now on."""
-        if not known.last:
+        if not known.last or self.log.last(known) is None:
             return False
-        if not (self._is_adopted(known) or self.log.append(known, closed, _REMEMBER_S)):
-            return False
-        if not self._is_adopted(known):
-            return True
-        # Perhaps an earlier call wrote it, without an answer.
-        data = self.log.codec.encode(closed, known.last)
-        self.log.store.remove(self.log.key(known.num_entries), data)
-        return False
-
-    def _is_adopted(self, known: Known) -> bool:
-        mark = self.log.look(self._mark(known.num_entries))
-        return mark is not None and not mark.startswith(_TAKES_BACK)
+        mark = _REMOVES + known.last + self.log.codec.encode(closed, known.last)
+        return self._leave_mark(known, mark, _REMEMBER_S) == mark and self._carry_out(known, mark)
 
     def _leave_mark(self, known: Known, value: bytes, ttl_s: float) -> bytes:
         """Return the mark of the known entries, which is `value` if there was none, or one of a replaced entry."""
@@ -188,20 +183,22 @@ class Ownership(Generic[EntryT]):
             mark = self.log.look(key)
             if mark is None:  # it was removed since
                 continue
-            if mark == _TAKES_BACK + known.last or not mark.startswith(_TAKES_BACK):
+            if mark.startswith(_REMOVES + known.last) or not mark.startswith(_REMOVES):
                 return mark
             store.remove(key, mark)
         return value
 
-    def _take_back(self, known: Known) -> bool:
-        """Remove the last of the known entries and its mark. Return False if the mark is not that of a removal."""
-        store, key, mark = self.log.store, self._mark(known.num_entries), _TAKES_BACK + known.last
-        if self.log.look(key) != mark:
+    def _carry_out(self, known: Known, mark: bytes) -> bool:
+        """Remove the last of the known entries, or add the end of the session. Return False if the mark does not say so."""
+        removes = _REMOVES + known.last
+        if not mark.startswith(removes):
             return False
+        if mark != removes:
+            closed = self.log.codec.decode(mark[len(removes) :])
+            return self.log.append(known, closed, _REMEMBER_S) is not None
         data = self.log.last(known)
         if data is not None:
-            store.remove(self.log.key(known.num_entries - 1), data)
-        store.remove(key, mark)
+            self.log.store.remove(self.log.key(known.num_entries - 1), data)
         return True
 
     def _mark(self, num_entries: int) -> str:
@@ -217,7 +214,7 @@ class SessionLogs(Generic[EntryT]):
     prefix: str
     adopted: str
     ended: str | None = None
-    cached: str | None = None
+    cached: str = ""
 
     def log(self, session_id: str) -> SessionLog[EntryT]:
         """Return the log of a session."""
@@ -225,11 +222,9 @@ class SessionLogs(Generic[EntryT]):
 
     def ownership(self, session_id: str) -> Ownership[EntryT]:
         """Return the claims on a session."""
-        ended, cached = (
-            None if prefix is None else f"{prefix}/{session_id}"
-            for prefix in (self.ended, self.cached)
-        )
-        return Ownership(self.log(session_id), f"{self.adopted}/{session_id}", ended, cached)
+        ended = f"{self.ended}/{session_id}" if self.ended else None
+        of_id = f"{self.adopted}/{session_id}", ended, f"{self.cached}/{session_id}"
+        return Ownership(self.log(session_id), *of_id)
 
 
 def _error(ended: Struct) -> SessionError:

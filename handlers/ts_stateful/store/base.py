@@ -29,8 +29,12 @@ class StoreError(Exception):
 class StoreUnavailable(StoreError):
     """The store does not answer or cannot write now; the same call may succeed later.
 
-    After a failed `create` it is unknown if the value was written.
+    After a failed `create` it is unknown if the value was written, unless the store `is_full`.
     """
+
+    def __init__(self, message: str, cure: str, *, is_full: bool = False) -> None:
+        super().__init__(message, cure)
+        self.is_full = is_full
 
 
 class StoreCorrupt(StoreError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.scenarios.recurrent.test_store import talk
-from tests.support.sums import BAD, MortalStore, Start, add, code, starter, total
+from tests.support.sums import BAD, MortalStore, Start, add, code, left, starter, total
 from ts_stateful.protocol.requests import Open
 
 STORES = pytest.mark.parametrize("every", [0, 1, 3])  # 0: none
@@ -46,7 +46,7 @@ def test_after_a_first_step_that_fails_there_is_no_sequence(
         harness.ask(add(1))
         harness.ask(add(2))
     assert code(harness.ask(add(BAD, start=not opened))) == "internal"
-    assert not store.list("states-model/a")
+    assert not left(store)
     for engine in (harness, start(every)):
         assert code(engine.ask(add(5), creates_session=False)) == "session_not_found"
     assert total(harness.ask(add(6, start=True), creates_session=False)) == 6

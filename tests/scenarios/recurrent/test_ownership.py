@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import sums
 from tests.support.store_engines import FailingStore
 from tests.support.sums import (
     EVERY,
@@ -87,6 +88,41 @@ def test_a_closed_sequence_that_the_store_kept_does_not_go_on(every: int) -> Non
     assert total(start(every).ask(add(1))) == 4
 
 
+@EVERY
+@pytest.mark.parametrize("start_again", [True, False])
+@pytest.mark.parametrize("num_calls", range(6))
+def test_a_step_of_an_engine_that_lagged_and_died_does_not_count(
+    every: int, num_calls: int, start_again: bool, start: Start, store: MortalStore
+) -> None:
+    """Wherever it wrote: others have dropped older entries, or the id was used again after a close."""
+    first, second = start(every), start(every)
+    assert [total(first.ask(add(1))) for _ in range(3)] == [1, 2, 3]
+    assert [total(second.ask(add(1))) for _ in range(5)] == [4, 5, 6, 7, 8]
+    if start_again:
+        assert second.ask(Close(session_id="a", erase=True))["closed"]
+        assert [total(second.ask(add(1))) for _ in range(2)] == [1, 2]
+    store.num_left = num_calls
+    with contextlib.suppress(Killed):
+        assert code(first.ask(add(9, start=True))) == "session_moved"
+    store.num_left = None
+    before = 2 if start_again else 8
+    assert total(second.ask(add(1))) == before + 1
+    assert [total(start(every).ask(add(1), creates_session=False)) for _ in range(4)] == [
+        before + number for number in (2, 3, 4, 5)
+    ]
+
+
+def test_a_server_that_began_a_sequence_too_late_refuses_it(start: Start) -> None:
+    """Another one began it meanwhile, and has dropped its first entry."""
+    first, second = start(), start()
+    late = first.submit(add(5))
+    first.pump()
+    assert [total(second.ask(add(1))) for _ in range(3)] == [1, 2, 3]
+    first.run()
+    assert code(first.answer(late)) == "session_moved"
+    assert total(first.ask(add(1))) == 4
+
+
 def test_a_sequence_that_ended_elsewhere_is_not_read(start: Start) -> None:
     """Nor is it forked, although its states are still here."""
     first, second = start(), start()
@@ -134,7 +170,7 @@ def test_a_sequence_in_use_elsewhere_does_not_expire_here(
         if harness is left:
             assert total(other.ask(add(1), creates_session=False)) == 2
             harness.clock.now += other.engine.table.get("a").idle_s / 2
-    assert not [*store.list("states-model"), *store.list("states-model-adopted")]
+    assert not [*sums.left(store), *store.list("states-model-adopted")]
 
 
 def test_a_search_for_an_expired_sequence_does_not_adopt_it(
@@ -148,7 +184,7 @@ def test_a_search_for_an_expired_sequence_does_not_adopt_it(
     assert not store.list("states-model-adopted")
     harness.engine.tick()
     harness.run()
-    assert not store.list("states-model")
+    assert not sums.left(store)
 
 
 @EVERY

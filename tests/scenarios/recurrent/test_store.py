@@ -15,6 +15,7 @@ from tests.support.sums import (
     Start,
     add,
     code,
+    left,
     starter,
     total,
 )
@@ -130,7 +131,7 @@ def test_no_step_is_lost_or_counts_twice_whenever_an_engine_dies(
 
 @EVERY
 def test_what_is_not_needed_is_removed(every: int, start: Start, store: MortalStore) -> None:
-    """The last commit and the steps since then stay; after END its answer, after a close nothing."""
+    """The last commit and the steps since then stay; after END its answer, after a close the note of it."""
     harness = start(every)
     for number in NUMBERS:
         harness.ask(add(number))
@@ -139,12 +140,12 @@ def test_what_is_not_needed_is_removed(every: int, start: Start, store: MortalSt
     assert len(store.list("states-model/a")) == 1
     harness.ask(add(1, "b"))
     harness.ask(Close(session_id="b"))
-    assert not store.list("states-model/b")
+    assert not left(store, "states-model/b")
     harness.ask(add(1, "c"))
     harness.clock.now += harness.engine.table.get("c").idle_s
     harness.engine.tick()
     harness.run()
-    assert not store.list("states-model/c")
+    assert not left(store, "states-model/c")
     assert code(start(every).ask(add(1, "c"), creates_session=False)) == "session_not_found"
 
 

@@ -10,6 +10,7 @@ import boto3
 import pytest
 import redis
 
+from tests.support import sums
 from tests.support.harness import Harness
 from tests.support.pictures import noise
 from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
@@ -245,20 +246,16 @@ def start(store: FailingStore) -> Start:
 
 def test_a_sequence_is_erased(start: Start, store: FailingStore) -> None:
     """Where it is, elsewhere, and again; one that is damaged too."""
-
-    def left() -> list[str]:
-        return [key for key in store._values if key.startswith("states-")]
-
     first, second = start(), start()
     for harness in (first, second, second):
         assert total(first.ask(add(1))) == 1
-        assert left()
+        assert sums.left(store)
         assert harness.ask(Close(session_id="a", erase=True))["closed"]
-        assert not left()
+        assert not sums.left(store)
         first = start()
     first.ask(add(1))
-    entry = max(key for key in left() if len(key.rpartition("/")[2]) == 8)
+    entry = max(key for key in sums.left(store) if len(key.rpartition("/")[2]) == 8)
     store.delete(entry)
     store.create(entry, b"damaged")
     assert second.ask(Close(session_id="a", erase=True))["closed"]
-    assert not left()
+    assert not sums.left(store)

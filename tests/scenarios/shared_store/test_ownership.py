@@ -156,6 +156,15 @@ def test_a_closed_session_stays_closed_until_it_is_removed(
     first.engine.check_integrity()
 
 
+def test_an_id_that_was_erased_elsewhere_is_opened_again(first: Harness, second: Harness) -> None:
+    """By the server that still has its session in memory; also by a first prompt."""
+    for _ in range(2):
+        first.open("s")
+        second.ask(ask("One"))
+        second.ask(Close(session_id="s", erase=True))
+    assert first.ask(ask("Hello"), creates_session=True)["turn"] == 1
+
+
 def test_an_id_is_opened_once(first: Harness, second: Harness) -> None:
     """By any engine; every request that opens it a second time is refused."""
     first.open("s")

@@ -26,7 +26,7 @@ class Entry(Struct, frozen=True, tag="entry", tag_field="kind"):
 
 
 def make_logs(store: FailingStore) -> SessionLogs[Any]:
-    return SessionLogs(store, Codec(Entry | ClosedEntry), "logs", adopted="adopted", ended="ended")
+    return SessionLogs(store, Codec(Entry | ClosedEntry), "logs", "adopted", "ended", "cached")
 
 
 @pytest.fixture

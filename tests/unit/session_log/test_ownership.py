@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.logs import write_log
+from tests.support.sums import Killed
 from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
 from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, session_logs
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
@@ -208,13 +210,30 @@ def test_what_has_gone_on_has_not_expired(store: InterruptedStore, num_entries: 
     assert session_logs(store).log("s").read().known == Known()
 
 
-def test_an_end_that_was_written_without_an_answer_is_taken_back(store: InterruptedStore) -> None:
-    """If another engine has adopted the session before it is tried again."""
+@pytest.mark.parametrize("num_calls", range(10))
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_an_engine_that_dies_while_a_session_expires_leaves_no_doubt(
+    store: InterruptedStore, num_calls: int, is_adopted: bool
+) -> None:
+    """At whatever call: the session is that of the engine that has adopted it meanwhile, or has ended for all."""
     before = known(store)
-    assert taken(store) == LOG
-    write_log(store, "s", [EXPIRED], before)
-    end(store, EXPIRED, before)
-    assert taken(store) == LOG
+    adopted: list[list[LogEntry]] = []
+
+    def die() -> None:
+        if is_adopted:
+            with contextlib.suppress(SessionError):
+                adopted.append(taken(store))
+        raise Killed
+
+    store.when, store.meanwhile = num_calls, die
+    with contextlib.suppress(Killed):
+        end(store, EXPIRED, before)
+    store.when = -1
+    if adopted:
+        assert session_logs(store).log("s").append(before, ENTRIES[2])
+    elif num_calls > 1 or is_adopted:  # else it had done nothing yet
+        with pytest.raises(SessionExpired):
+            taken(store)
 
 
 @pytest.mark.parametrize("when", range(14))
@@ -271,7 +290,7 @@ def test_a_session_that_begins_again_is_not_removed_with_the_old_one(
     ownership.end(EXPIRED, before.known, before.keys)
     store.when = -1
     entries = log.read(lambda entry: not isinstance(entry, TurnEntry)).entries
-    assert list(entries) == ([OPENED] if begun else [])
+    assert list(entries) == ([OPENED] if begun else [EXPIRED])
 
 
 def test_a_hole_at_the_end_is_no_last_entry(store: InterruptedStore) -> None:
@@ -293,21 +312,6 @@ def test_a_write_that_failed_is_taken_back(store: InterruptedStore) -> None:
     take_back(store, late, before)
     take_back(store, late, before)
     assert taken(store) == LOG
-
-
-def test_a_write_that_failed_in_the_place_of_a_dropped_entry_is_taken_back() -> None:
-    """Whatever marks the session has: it went on elsewhere, and dropped the entry before this one, too."""
-    store = MemoryStore()
-    before = write_log(store, "s", LOG)
-    after = write_log(store, "s", [turn(2, writer="other")], before)
-    store.create(f"adopted/s/{after.num_entries:08}", b"other")
-    write_log(store, "s", [turn(3)], after)
-    log, late = session_logs(store).log("s"), turn(2, writer="one")
-    for position in range(after.num_entries):
-        store.delete(log.key(position))
-    store.create(log.key(before.num_entries), log.codec.encode(late, before.last))
-    take_back(store, late, before)
-    assert store.list("sessions/s") == [log.key(after.num_entries)]
 
 
 class RemovesLate(InterruptedStore):
@@ -339,6 +343,20 @@ def test_what_will_be_removed_is_not_adopted() -> None:
     take_back(store, failed, before)
     assert taken(store) == [*LOG, other]
     assert known(store) == after
+
+
+def test_what_is_written_after_it_was_taken_back_is_not_adopted() -> None:
+    """The store carries out a write late: its client has an error already."""
+    store = MemoryStore()
+    before, late = write_log(store, "s", LOG), turn(2, writer="one")
+    take_back(store, late, before)
+    after = write_log(store, "s", [late], before)
+    assert taken(store) == LOG
+    assert not has_more(store, before)
+    take_back(store, late, before)
+    write_log(store, "s", [late], before)
+    assert session_logs(store).ownership("s").frees(before)
+    assert write_log(store, "s", [turn(2, writer="other")], before) != after
 
 
 def left_digest() -> tuple[RemovesLate, Known, TurnEntry]:

@@ -22,7 +22,6 @@ from ts_stateful.language.persistence.session_records import SessionRecords
 from ts_stateful.language.text.dialogue import common_prefix
 from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
-from ts_stateful.store.base import StoreUnavailable
 from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
 
 __all__ = ["KvOffload"]
@@ -108,19 +107,8 @@ class KvOffload:
             owner = whole.stored.owner or (source.session_id, source.origin)
             part.stored = Stored(length, owner=owner)
 
-    def ended(self, session: _Session) -> None:
-        """Remove the states of a session that ended, unless it goes on elsewhere."""
-        remove = partial(self._stored.remove_ended, session.session_id)
-
-        def removed(outcome: Any) -> None:
-            if isinstance(outcome, StoreUnavailable):
-                self._calls.again(remove)
-            self._removed(outcome)
-
-        self._calls.in_order(self._line(session), remove, removed)
-
-    def parked(self, session: _Session) -> None:
-        """Remove the states of a session that leaves the table: nothing would count their bytes."""
+    def remove(self, session: _Session) -> None:
+        """Remove the states of a session, for instance of one that leaves the table: nothing would count their bytes."""
         remove = partial(self._stored.remove, session.session_id)
         self._calls.in_order(self._line(session), remove, self._removed)
 
@@ -202,8 +190,7 @@ class KvOffload:
             if _removable(other):
                 excess -= other.state.stored.num_bytes
                 other.state.stored = Stored()
-                remove = partial(self._stored.remove, other.session_id)
-                self._calls.in_order(self._line(other), remove, self._removed)
+                self.remove(other)
 
     def _written(self, session: _Session, snapshot: Snapshot, outcome: Any) -> None:
         self._is_writing = False

@@ -176,11 +176,6 @@ class StoredKV:
         """Remove all pieces of a session."""
         self._store.delete(f"kv/{session_id}")
 
-    def remove_ended(self, session_id: str) -> None:
-        """Remove the pieces of a session unless it has a log: then it goes on elsewhere and may need them."""
-        if self._store.get(session_logs(self._store).log(session_id).key(0)) is None:
-            self.remove(session_id)
-
     def _has_log(self, transcript: Transcript) -> bool:
         """Return True if the store has the log of this session, not of a later one of its id."""
         logs = session_logs(self._store)

@@ -120,8 +120,6 @@ class TurnPersistence(NoPersistence):
                     "an ended session could not be removed from the store yet: %s", outcome
                 )
             then(outcome)
-            if self.offload is not None:
-                self.offload.ended(session)
 
         position, closed = session.state.log_position, self._records.closed(reason)
         self._journal.end(session.session_id, position, closed, removed)
@@ -158,7 +156,7 @@ class TurnPersistence(NoPersistence):
     def parked(self, session: Session[Context]) -> None:
         """See `Parking`. Its KV states are computed again, because only those of sessions in the table are counted."""
         if self.offload is not None:
-            self.offload.parked(session)
+            self.offload.remove(session)
 
     def lend(self, source: Session[Context], fork: Session[Context]) -> None:
         """See `NoPersistence`."""

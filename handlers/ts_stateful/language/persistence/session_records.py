@@ -136,7 +136,7 @@ class SessionRecords:
         def make(log: Log[LogEntry]) -> tuple[Session[Context], float]:
             ownership.check_open(log)
             session = self._recovered(session_id, log.entries, in_use=in_use)
-            session.state.log_position = LogPosition(log.known, list(log.keys))
+            session.state.log_position = LogPosition(log.known)
             return session, self._ttl_s(session)
 
         return ownership.adopt(make, writer=self._writer)
@@ -241,7 +241,7 @@ class SessionRecords:
         position: int,
     ) -> Written | None:
         """Write the images, and return the entries as one, with references to them. For a thread of the store."""
-        log, keys = self.logs.log(session.session_id), []
+        log = self.logs.log(session.session_id)
         writes_images = self._content == "all" and any(tensors)
         # The images of a session that is being removed would go with it.
         if writes_images and position == 0 and self._store.get(log.key(0)) is not None:
@@ -251,10 +251,9 @@ class SessionRecords:
             refs = []
             for image, of in zip(images, made, strict=True):
                 digest = save_image(log, of, session.origin, ttl_s) if writes_images else None
-                keys += [f"{log.prefix}/{digest}"] if digest else []
                 refs.append(ImageRef(embeddings=digest, key=image.key, num_tokens=len(image.ids)))
             entries.append(structs.replace(entry, images=tuple(refs)) if refs else entry)
-        return Written(entries[0] if len(entries) == 1 else GroupEntry(tuple(entries)), keys)
+        return Written(entries[0] if len(entries) == 1 else GroupEntry(tuple(entries)))
 
     def _images(self, session_id: str, refs: Sequence[ImageRef]) -> list[MediaInput]:
         log, images = self.logs.log(session_id), []

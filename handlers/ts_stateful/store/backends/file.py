@@ -126,7 +126,9 @@ class FileStore:
             with contextlib.suppress(FileNotFoundError):
                 folder.rename(self._temporary / f"{name}.{secrets.token_hex(8)}")
             for removed in self._temporary.glob(f"{name}.*"):
-                _erase(removed)
+                shutil.rmtree(removed, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):
+                    removed.rmdir()  # fails if a part of it stays
             with contextlib.suppress(OSError):  # it is not empty, or missing
                 folder.parent.rmdir()
             if self._fsync and folder.parent.is_dir():
@@ -239,7 +241,8 @@ class FileStore:
             yield
         except OSError as error:
             cure = _CURES.get(error.errno or 0, "check the file system and the kernel's log")
-            raise StoreUnavailable(f"the folder {self.folder}: {error.strerror}", cure) from error
+            reason = f"the folder {self.folder}: {error.strerror}"
+            raise StoreUnavailable(reason, cure, is_full=cure == _NO_SPACE) from error
 
 
 def _check_private(folder: Path) -> None:
@@ -278,13 +281,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)  # another process may be removing it too
     else:
         path.unlink(missing_ok=True)
-
-
-def _erase(folder: Path) -> None:
-    """Remove a folder if there is one; fail if a part of it stays."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
-        folder.rmdir()
 
 
 def _sync(folder: Path) -> None:

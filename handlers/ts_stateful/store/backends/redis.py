@@ -55,6 +55,11 @@ if ARGV[2] == '' then
 end
 return redis.call('HGET', KEYS[1], ARGV[2]) == ARGV[1] and redis.call('HDEL', KEYS[1], ARGV[2])
 """
+# One that is carried out late spares a session of the same id that began since.
+_DELETE = """
+redis.call('UNLINK', KEYS[1])
+return redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2] and redis.call('UNLINK', KEYS[2])
+"""
 _CURES: dict[type[Exception], str] = {
     exceptions.MovedError: "the server belongs to a cluster: add cluster=1 to handler.store.url",
     exceptions.ClusterDownError: "wait until a replica takes the place of a lost server, or run redis-cli --cluster check",
@@ -139,7 +144,10 @@ class RedisStore:
                 fields = [key.split("/", 2)[2] for key in self._fields(prefix)]
                 self._servers.write(name, "HDEL", name, field, *fields)
             elif "/" in prefix:
-                self._servers.write(name, "UNLINK", name, f"{name}/")
+                below = f"{name}/"
+                first = min(self._servers.client.hkeys(below), default=b"")
+                data = (first and self._servers.client.hget(below, first)) or b""
+                self._servers.write(name, "EVAL", _DELETE, 2, name, below, first, data)
             else:
                 for one in (name, *self._search(prefix)):
                     self._servers.write(one, "UNLINK", one)
@@ -211,4 +219,6 @@ def _reported() -> Iterator[None]:
         cures = (cure for kind, cure in _CURES.items() if isinstance(error, kind))
         cure = next(cures, "check the server's log")
         text = str(error).partition(" : <")[0]  # without the clients of the sentinels
-        raise StoreUnavailable(f"Redis: {type(error).__name__}: {text}", cure) from error
+        is_full = isinstance(error, exceptions.OutOfMemoryError)
+        reason = f"Redis: {type(error).__name__}: {text}"
+        raise StoreUnavailable(reason, cure, is_full=is_full) from error

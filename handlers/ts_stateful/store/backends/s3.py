@@ -106,20 +106,23 @@ class S3Store:
     def list(self, prefix: str) -> Sequence[str]:
         """See `Store`."""
         with _reported():
-            return sorted(name[len(self._root) :] for name in self._below(self._name(prefix)))
+            found = self._below(self._name(prefix))
+            return sorted(one["Key"][len(self._root) :] for one in found)
 
     def delete(self, prefix: str) -> None:
         """See `Store`. The last entries of a session go first."""
         name = self._name(prefix)
         with _reported():
-            names = [*sorted(self._below(name), reverse=True), name]
-            for start in range(0, len(names), self._page_size):
-                objects = [{"Key": one} for one in names[start : start + self._page_size]]
-                answer = self._client.delete_objects(
-                    Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
-                )
+            # With their tags: a removal that is carried out late spares a later session of the same id.
+            found = sorted((one["Key"], one["ETag"]) for one in self._below(name))
+            objects = [{"Key": key, "ETag": tag} for key, tag in reversed(found)]
+            objects.append({"Key": name})
+            for start in range(0, len(objects), self._page_size):
+                page = {"Objects": objects[start : start + self._page_size], "Quiet": True}
+                answer = self._client.delete_objects(Bucket=self._bucket, Delete=page)
                 for failure in answer.get("Errors", ()):
-                    raise _unavailable(failure.get("Code", ""))
+                    if failure.get("Code") not in _TAKEN:
+                        raise _unavailable(failure.get("Code", ""))
 
     def remove(self, key: str, data: bytes) -> None:
         """See `Store`. A server that lacks `If-Match` here removes what is there."""
@@ -165,13 +168,13 @@ class S3Store:
             else:
                 return True
 
-    def _below(self, name: str) -> Iterator[str]:
+    def _below(self, name: str) -> Iterator[Any]:
         pages = self._client.get_paginator("list_objects_v2")
         options = {"PageSize": self._page_size}
         for page in pages.paginate(
             Bucket=self._bucket, Prefix=f"{name}/", PaginationConfig=options
         ):
-            yield from (entry["Key"] for entry in page.get("Contents", ()))
+            yield from page.get("Contents", ())
 
     def _try_exclusive(self) -> None:
         """Verify once that the server honours `If-None-Match`; else two engines could continue one session."""

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from tests.support.harness import Harness
 from tests.support.spilling import LateStore
 from tests.support.tiny import llama
 from tests.support.tiny.latent import glm_moe_dsa
@@ -233,21 +232,6 @@ def test_values_can_be_sealed(model: Model, store: MemoryStore) -> None:
     value = store._values[last]
     store._values[last] = value[:-1] + bytes([value[-1] ^ 1])
     assert made.read(transcript(), 200).kv.length == 96
-
-
-def test_only_what_has_no_log_any_more_is_removed(model: Model, store: MemoryStore) -> None:
-    """A session that has ended here may go on elsewhere."""
-    harness = Harness(model, store=store)
-    harness.open("s")
-    made = stored_kv(model, store)
-    origin = harness.engine.table.get("s").origin
-    made.write(transcript(origin=origin), states(model, 40).snapshot(), 60)
-    made.remove_ended("s")
-    assert store.list("kv/s")
-    harness.close("s")
-    store.create("kv/s/piece", b"states")
-    made.remove_ended("s")
-    assert not store.list("kv/s")
 
 
 @pytest.mark.parametrize("when", range(5))

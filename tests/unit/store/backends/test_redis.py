@@ -6,7 +6,9 @@ import contextlib
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import redis
@@ -89,6 +91,38 @@ def test_the_server_removes_an_expired_session(
             break
     assert not redis_store.list("sessions/a")
     assert redis_store.create("sessions/a/00000000", b"y")
+
+
+class WritesLate:
+    """Servers that carry out a write when they are asked to."""
+
+    def __init__(self, servers: Any) -> None:
+        self._servers = servers
+        self.late: list[Callable[[], Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._servers, name)
+
+    def write(self, name: str, *command: Any) -> None:
+        """Keep a command for later."""
+        self.late.append(partial(self._servers.write, name, *command))
+
+
+@pytest.mark.parametrize("has_values", [True, False])
+def test_a_late_removal_spares_a_later_session(
+    url: str, prefix: str, redis_store: RedisStore, has_values: bool
+) -> None:
+    """Its id began again after the removal had no answer, and another one had it."""
+    other = RedisStore(f"{url}?prefix={prefix}", timeout_s=_TIMEOUT_S)
+    other._servers = servers = WritesLate(other._servers)
+    for name in ("0", "1") if has_values else ():
+        redis_store.create(f"sessions/a/{name}", b"earlier")
+    other.delete("sessions/a")
+    redis_store.delete("sessions/a")
+    redis_store.create("sessions/a/0", b"later")
+    servers.late[0]()
+    assert redis_store.list("sessions/a") == ["sessions/a/0"]
+    other.close()
 
 
 def test_stores_with_other_prefixes_are_separate(url: str, redis_store: RedisStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -86,6 +87,22 @@ class TestS3Store(StoreBehaviour):
     def store(self, url: str, client: Any) -> Store:
         """Return an empty store."""
         return S3Store(url, timeout_s=_TIMEOUT_S, client=client)
+
+
+def test_a_removal_names_what_it_removes(url: str, client: Any) -> None:
+    """The tags of a session's values: a server that heeds them and is late spares a later session of the same id."""
+    store, asked = S3Store(url, timeout_s=_TIMEOUT_S, client=client), list[Any]()
+    for position in range(3):
+        store.create(f"sessions/a/{position:08d}", b"%d" % position)
+    tags = {hashlib.md5(b"%d" % position).hexdigest() for position in range(3)}
+
+    def note(params: dict[str, Any], **_: Any) -> None:
+        asked.extend(params["Delete"]["Objects"])
+
+    with meddling(client, "before-parameter-build.s3.DeleteObjects", note):
+        store.delete("sessions/a")
+    assert {one["ETag"].strip('"') for one in asked if one["Key"][-9] == "/"} == tags
+    assert not store.list("sessions/a")
 
 
 def test_a_url_is_enough(url: str, client: Any) -> None:
