@@ -25,28 +25,25 @@ class Health:
     async def ready(self, request: Request) -> Response:
         """Return 200 if the server takes requests, or of one model if the path names it."""
         name = request.path_params.get("model")
-        states = {model.name: model.is_ready for model in self._models}
-        if name is not None and name not in states:
+        chosen = [model for model in self._models if name in (None, model.name)]
+        if not chosen:
             return JSONResponse({"status": "unknown model"}, 404)
-        chosen = states if name is None else {name: states[name]}
-        is_ready = not self._models.is_draining and all(chosen.values())
-        state = "ready" if is_ready else "not ready"
-        document: dict[str, Any] = {
-            "status": "draining" if self._models.is_draining else state,
-            "models": {name: "ready" if ready else "not ready" for name, ready in chosen.items()},
-        }
+        states = {model.name: "ready" if model.is_ready else "not ready" for model in chosen}
+        state = "not ready" if "not ready" in states.values() else "ready"
+        status = "draining" if self._models.is_draining else state
+        document: dict[str, Any] = {"status": status, "models": states}
         loading = {
             model.name: {
                 "step": step.name,
                 "share": step.share,
                 "seconds": round(step.seconds(), 1),
             }
-            for model in self._models
-            if model.name in chosen and (step := model.load_step) is not None
+            for model in chosen
+            if (step := model.load_step) is not None
         }
         if loading:
             document["loading"] = loading
-        return JSONResponse(document, 200 if is_ready else 503)
+        return JSONResponse(document, 200 if status == "ready" else 503)
 
     async def ping(self, _request: Request) -> Response:
         """Return the same in TorchServe's words."""
@@ -63,7 +60,6 @@ class Health:
         """Return the description of one model in a list, as TorchServe does."""
         model = await self._models.find(request.path_params["model"])
         frontend = model.config.frontend
-        status = "READY" if model.is_ready else "UNLOADING"
         document = {
             "modelName": model.name,
             "modelVersion": model.version,
@@ -73,6 +69,6 @@ class Health:
                 {"id": str(index), "status": "READY" if is_up else "UNLOADING"}
                 for index, is_up in enumerate(model.dispatcher.engines_up)
             ],
-            "status": status,
+            "status": "READY" if model.is_ready else "UNLOADING",
         }
         return JSONResponse([document])

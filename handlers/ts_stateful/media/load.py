@@ -56,11 +56,9 @@ class MediaDecoder(Protocol):
 
     def decode_image(self, data: bytes, field: str, /) -> Picture:
         """Return the pixels."""
-        ...
 
     def decode_audio(self, data: bytes, field: str, wanted: Audible, /) -> Samples:
         """Return the samples."""
-        ...
 
 
 @dataclass(frozen=True)
