@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["MOST_TOKENS", "Drafts", "Match", "TokenHistory", "Trust"]
+__all__ = ["MOST_TOKENS", "Drafts", "Match", "TokenHistory"]
 
 MOST_TOKENS = 32  # of all decoding turns in a step
 _LONGEST = 15  # tokens of a draft
@@ -28,50 +28,33 @@ class Match(NamedTuple):
     tokens: list[int]
 
 
-class Trust:
-    """Lets drafts of a kind pause if less than `least_share` of their tokens are right, the last ones weighing most."""
+class Drafts:
+    """The length of one session's drafts, by what became of the earlier ones."""
 
-    __slots__ = ("_left", "_pause", "least_share", "share")
+    __slots__ = ("_left", "_length", "_pause", "_share")
 
-    def __init__(self, least_share: float = _COST) -> None:
-        self.least_share = least_share
-        self.share = 0.5  # that was right
+    def __init__(self) -> None:
+        self._length = _SHORTEST
+        self._share = 0.5  # of drafts' tokens that were right, the last ones weighing most
         self._pause = _FIRST_PAUSE  # after the next draft, if that share is too small
         self._left = 0  # of the present pause
 
-    def pauses(self) -> bool:
-        """Return True if the next draft is left out; to be asked at each step of a reply."""
+    def cut(self, match: Match) -> list[int]:
+        """Return as much of a continuation as is worth its cost, at each token of a reply."""
         self._left = max(0, self._left - 1)
-        return self._left > 0
+        if self._left and match.length < _CERTAIN:
+            return []
+        return match.tokens[: self._length]
 
-    def learn(self, share: float) -> None:
-        """Take the share of a draft that was right."""
-        self.share += _WEIGHT * (share - self.share)
-        if self.share < self.least_share:
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Take the outcome of a draft."""
+        self._share += _WEIGHT * (accepted / drafted - self._share)
+        self._length = min(_LONGEST, max(_SHORTEST, 2 * accepted))
+        if self._share < _COST:
             self._left = self._pause
             self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
         else:
             self._left, self._pause = 0, _FIRST_PAUSE
-
-
-class Drafts:
-    """The length of one session's drafts of what was said before, by what became of the earlier ones."""
-
-    __slots__ = ("_length", "trust")
-
-    def __init__(self) -> None:
-        self._length = _SHORTEST
-        self.trust = Trust()
-
-    def cut(self, match: Match) -> list[int]:
-        """Return as much of a continuation as is worth its cost, at each step of a reply."""
-        pauses = self.trust.pauses()
-        return [] if pauses and match.length < _CERTAIN else match.tokens[: self._length]
-
-    def learn(self, drafted: int, accepted: int) -> None:
-        """Take the outcome of a draft."""
-        self._length = min(_LONGEST, max(_SHORTEST, 2 * accepted))
-        self.trust.learn(accepted / drafted)
 
 
 class TokenHistory:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ts_stateful.language.conversation.context import Context, Past
-from ts_stateful.language.conversation.drafts import TokenHistory, Trust
+from ts_stateful.language.conversation.drafts import TokenHistory
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.grammar.matcher import Matcher
 from ts_stateful.language.kv.prefix import MIN_TOKENS
@@ -104,9 +104,7 @@ class Sequence:
     alike: dict[Sequence, int] = field(default_factory=dict)  # see `kv_lending`
     ids: list[int] = field(default_factory=list)  # the whole context, the generated ids at the end
     draft: list[int] = field(default_factory=list)  # ids that may follow, computed in this step
-    repeated: list[int] = field(default_factory=list)  # those that followed the last ids before
     history: TokenHistory = field(default_factory=TokenHistory)  # of `ids`, for drafts
-    trust: Trust = field(default_factory=Trust)  # in guesses
     num_prompt: int = 0  # ids before the reply
     num_given: int = 0  # ids that were known when it began: the prompt's, and `replay`
     keep: int = 0  # ids of the session's log that stay as they are
