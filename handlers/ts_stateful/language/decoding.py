@@ -14,9 +14,7 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.grammar.matcher import forbid
-from ts_stateful.language.guesses import Guesses
-from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers
-from ts_stateful.language.kernels.cpu.guesser import find_guesser
+from ts_stateful.language.guesses import Guesses, round_layers
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.logprobs import Chosen, choose_logprobs
@@ -48,15 +46,15 @@ class Decoding:
 
     def tune(self) -> None:
         """Let the model guess tokens by weights in 8 bits, where that gains time."""
-        forward, settings = self._model.forward, self._core.config.handler
-        layers = forward.shortcut
-        if isinstance(layers, FusedLayers) and settings.speculation and settings.draft_weights:
-            guesser = find_guesser(layers, forward.layout, forward.position_axes)
-            if guesser is not None:
-                self.drafter.guesses = Guesses(self.runner, guesser, forward.choices.draw_rows)
+        settings = self._core.config.handler
+        if settings.speculation and settings.draft_weights:
+            forward = self._model.forward
+            layers = round_layers(forward)
+            self.drafter.guesses = Guesses(self.runner, forward, layers) if layers else None
 
     def step(self) -> None:
         """Run the scheduler's next step."""
+        began_at, num_tokens = self._core.clock.monotonic(), self.num_tokens
         chunks = self.drafter.extend(self._turns.scheduler.schedule())
         logits = self._forward(chunks)
         self.runner.ahead = None  # it is in these logits, or of no use any more
@@ -69,7 +67,8 @@ class Decoding:
         for place in itertools.count():  # in the drafts
             rows = self._round(logits.rows, rows, place)
             if not rows:
-                return
+                break
+        self.drafter.end(self._core.clock.monotonic() - began_at, self.num_tokens - num_tokens)
 
     def _round(self, logits: Tensor, rows: list[_Row], place: int) -> list[_Row]:
         """Give each turn its next token; return those, with their next rows, whose drafts have it at this place."""

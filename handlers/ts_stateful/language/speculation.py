@@ -2,7 +2,7 @@
 
 A reply that quotes its history, or corrects it, repeats long parts of it. So a draft is what followed the last tokens before
 (prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding), or the model guesses it by its own weights in
-8 bits, where that gains time (`kernels/cpu/guesser.py`). A reply gets as many tokens as agree with what would have been chosen:
+8 bits, where that gains time (`guesses.py`). A reply gets as many tokens as agree with what would have been chosen:
 greedy or drawn, after penalties, and by a grammar.
 """
 
@@ -12,6 +12,7 @@ import logging
 
 from ts_stateful.language.conversation.drafts import MOST_TOKENS
 from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.guess_counts import GuessCount
 from ts_stateful.language.guesses import Guesses
 from ts_stateful.language.scheduler import Chunk
 from ts_stateful.language.text.dialogue import common_prefix
@@ -29,10 +30,12 @@ class Drafter:
         self.guesses: Guesses | None = None
         self.num_drafted = 0  # tokens
         self.num_accepted = 0
+        self._tried: tuple[GuessCount, int] | None = None  # in this step
 
     def extend(self, chunks: list[Chunk[Sequence]]) -> list[Chunk[Sequence]]:
         """Return a step with drafts, which each turn that decodes has in `draft`."""
         decoding = [sequence for sequence, _ in chunks if not sequence.num_to_prefill]
+        self._tried = None
         for sequence in decoding:
             sequence.draft = sequence.repeated = []
         share = MOST_TOKENS // max(1, len(decoding)) - 1
@@ -40,46 +43,51 @@ class Drafter:
             return chunks
         for sequence in decoding:
             sequence.draft = sequence.repeated = _repeated(sequence, share)
-        if len(decoding) == len(chunks):  # beside a prompt, arithmetic takes the time
-            self._guess(decoding)
+        if self.guesses is not None and len(decoding) == len(chunks):
+            self._guess(self.guesses, decoding)  # beside a prompt, arithmetic takes the time
         self.num_drafted += sum(len(sequence.draft) for sequence in decoding)
         return [
             (sequence, count if sequence.num_to_prefill else count + len(sequence.draft))
             for sequence, count in chunks
         ]
 
-    def _guess(self, decoding: list[Sequence]) -> None:
-        """Give guesses to the turns whose drafts are shorter."""
-        plan = self.guesses.plan(len(decoding)) if self.guesses is not None else None
-        if self.guesses is None or plan is None:
+    def _guess(self, guesses: Guesses, decoding: list[Sequence]) -> None:
+        """Give guesses to turns of which more tokens are likely to be right than of what they repeat."""
+        counts = guesses.count_for(len(decoding))
+        if counts is None or any(sequence.context.adapter for sequence in decoding):
             return
-        due = [sequence for sequence in decoding if _may_guess(sequence, plan.tokens)]
+        count = counts.choose()
+        likely, most = counts.expected(count, len(decoding)), [*map(_most, decoding)]
+        due = [sequence for sequence in decoding if _num_likely(sequence) <= likely]
+        if len(due) == len(decoding) and count <= min(most):
+            self._tried = counts, count
         try:
-            guesses = self.guesses(due, plan.tokens) if due else []
+            found = guesses(due, min(count, max(most))) if due else []
         except Exception:  # compiled code may raise anything; the step does without
             logger.warning("no more tokens are guessed", exc_info=True)
-            self.guesses = None
+            self.guesses = self._tried = None
             return
-        for sequence, guess in zip(due, guesses, strict=True):
+        for sequence, guess in zip(due, found, strict=True):
             sequence.draft = guess[: _most(sequence)] or sequence.repeated
-            sequence.trust.least_share = plan.least_share
 
     def learn(self, sequence: Sequence, accepted: int) -> None:
         """Take the outcome of a turn's draft, and with it what that of a shorter one would have been."""
         draft, repeated = sequence.draft, sequence.repeated
-        if not draft:
-            return
-        self.num_accepted += accepted
+        self.num_accepted += accepted if draft else 0
         if repeated:
             chosen = [*draft[:accepted], *sequence.ids[-1:]]
             sequence.context.drafts.learn(len(repeated), common_prefix(repeated, chosen))
-        if draft is not repeated:
-            sequence.trust.learn(accepted / len(draft))
+
+    def end(self, seconds: float, num_tokens: int) -> None:
+        """Take what the step took, and how many tokens its turns got."""
+        if self._tried is not None:
+            counts, count = self._tried
+            counts.learn(count, seconds, num_tokens)
 
 
 def _most(sequence: Sequence) -> int:
     """Return the tokens of a draft that may be of use: one is chosen after it."""
-    return sequence.max_new_tokens - sequence.num_generated - 1
+    return max(0, sequence.max_new_tokens - sequence.num_generated - 1)
 
 
 def _repeated(sequence: Sequence, share: int) -> list[int]:
@@ -90,9 +98,6 @@ def _repeated(sequence: Sequence, share: int) -> list[int]:
     return sequence.context.drafts.cut(sequence.history.match(most))
 
 
-def _may_guess(sequence: Sequence, num_tokens: int) -> bool:
-    """Return True if more tokens are likely to be right than of what it has."""
-    context, trust = sequence.context, sequence.trust
-    guessed = trust.share * min(num_tokens, _most(sequence))
-    is_more = guessed > context.drafts.trust.share * len(sequence.draft)
-    return is_more and context.adapter is None and not trust.pauses()
+def _num_likely(sequence: Sequence) -> float:
+    """Return how many tokens of what it repeats are likely to be right."""
+    return sequence.context.drafts.share * len(sequence.repeated)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from tests.support.harness import Harness, reference_reply
 from tests.support.kernels import language_kernels
 from tests.support.pictures import noise
 from tests.support.tiny import MODELS, MORE_MODELS
-from ts_stateful.language.guesses import Guesses
+from ts_stateful.config.control_groups import ControlGroups
+from ts_stateful.language import guesses as module
+from ts_stateful.language.guesses import Guesses, round_layers
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers
-from ts_stateful.language.kernels.cpu.guesser import Guesser, GuessPlan
 from ts_stateful.language.kernels.decoder_layout import find_decoder
+from ts_stateful.language.kv.spans import Rows
+from ts_stateful.language.network.forward import Forward
 from ts_stateful.protocol.requests import Prompt
 from ts_stateful.protocol.response_format import Regex
 
@@ -31,14 +35,14 @@ pytestmark = pytest.mark.skipif(
 
 
 def make(name: str, *, is_rounded: bool = True) -> Harness:
-    """Return an engine of a small model that guesses, for up to two replies at once."""
+    """Return an engine of a small model that guesses."""
     model = {**MODELS, **MORE_MODELS}[name]()
     forward, harness = model.forward, Harness(model)
     decoder = find_decoder(forward.network)
     layers = FusedLayers(decoder, forward.layout, forward.windows, language_kernels())
-    plans = (GuessPlan(3, 0.0), GuessPlan(2, 0.0))
-    guesser = Guesser(layers.rounded() if is_rounded else layers, plans)
-    harness.kind.decoding.drafter.guesses = Guesses(harness.kind.decoding.runner, guesser, None)
+    layers = layers.rounded() if is_rounded else layers
+    decoding = harness.kind.decoding
+    decoding.drafter.guesses = Guesses(decoding.runner, forward, layers, counts=(3,))
     return harness
 
 
@@ -113,18 +117,62 @@ def test_two_replies_at_once_are_exact() -> None:
     assert accepted(harness) > 0
 
 
-def test_a_defect_of_guesses_disturbs_no_reply(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_of_guesses_disturbs_no_reply(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """They end, and the log has the reason."""
 
-    class Broken(Guesser):
-        def __call__(self, rows: Any) -> Any:
-            raise RuntimeError("no")
+    def broken(_: Rows) -> None:
+        raise RuntimeError("no")
 
     harness = make("llama")
     expected = talk(harness, "s")
-    guesses = Guesses(harness.kind.decoding.runner, Broken(None, [GuessPlan(3, 0.0)]), None)  # type: ignore[arg-type]
-    harness.kind.decoding.drafter.guesses = guesses
+    guesses = harness.kind.decoding.drafter.guesses
+    monkeypatch.setattr(guesses, "_layers", broken)
     caplog.set_level(logging.WARNING)
     assert talk(harness, "t") == expected
     assert "no more tokens are guessed" in caplog.text
     assert harness.kind.decoding.drafter.guesses is None
+
+
+@pytest.fixture
+def forward(monkeypatch: pytest.MonkeyPatch) -> Forward:
+    """Return a model that counts as large."""
+    monkeypatch.setattr(module, "_LEAST_WEIGHTS", 0)
+    forward = MODELS["llama"]().forward
+    decoder = find_decoder(forward.network)
+    forward.shortcut = FusedLayers(decoder, forward.layout, forward.windows, language_kernels())
+    return forward
+
+
+def with_memory(num_bytes: int, folder: Path) -> ControlGroups:
+    """Return the limit of a container."""
+    (folder / "memory.max").write_text(str(num_bytes), encoding="utf-8")
+    (folder / "own").write_text("0::/\n", encoding="utf-8")
+    return ControlGroups(folder, folder / "own")
+
+
+def test_the_copy_takes_an_eighth_of_the_memory_at_most(
+    forward: Forward, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has what it takes, or would take."""
+    assert isinstance(forward.shortcut, FusedLayers)
+    caplog.set_level(logging.INFO)
+    num_weights = forward.shortcut.num_weights
+    assert round_layers(forward, with_memory(8 * num_weights - 8, tmp_path)) is None
+    assert "weights in 8 bits would take" in caplog.text
+    assert round_layers(forward, with_memory(8 * num_weights, tmp_path))
+    assert "next tokens are guessed by weights in 8 bits" in caplog.text
+
+
+def test_a_model_without_fused_layers_guesses_nothing(forward: Forward) -> None:
+    """Nor one of experts, of which each row would read others, nor a small one."""
+    forward.shortcut = None
+    assert round_layers(forward) is None
+
+
+def test_a_small_model_guesses_nothing(forward: Forward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are not what a step takes its time for."""
+    assert isinstance(forward.shortcut, FusedLayers)
+    monkeypatch.setattr(module, "_LEAST_WEIGHTS", forward.shortcut.num_weights + 1)
+    assert round_layers(forward) is None

@@ -31,11 +31,11 @@ class Match(NamedTuple):
 class Drafts:
     """The length of one session's drafts, by what became of the earlier ones."""
 
-    __slots__ = ("_left", "_length", "_pause", "_share")
+    __slots__ = ("_left", "_length", "_pause", "share")
 
     def __init__(self) -> None:
         self._length = _SHORTEST
-        self._share = 0.5  # of drafts' tokens that were right, the last ones weighing most
+        self.share = 0.5  # of drafts' tokens that were right, the last ones weighing most
         self._pause = _FIRST_PAUSE  # after the next draft, if that share is too small
         self._left = 0  # of the present pause
 
@@ -48,9 +48,9 @@ class Drafts:
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Take the outcome of a draft."""
-        self._share += _WEIGHT * (accepted / drafted - self._share)
+        self.share += _WEIGHT * (accepted / drafted - self.share)
         self._length = min(_LONGEST, max(_SHORTEST, 2 * accepted))
-        if self._share < _COST:
+        if self.share < _COST:
             self._left = self._pause
             self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
         else:

@@ -104,6 +104,7 @@ class Sequence:
     alike: dict[Sequence, int] = field(default_factory=dict)  # see `kv_lending`
     ids: list[int] = field(default_factory=list)  # the whole context, the generated ids at the end
     draft: list[int] = field(default_factory=list)  # ids that may follow, computed in this step
+    repeated: list[int] = field(default_factory=list)  # those that followed the last ids before
     history: TokenHistory = field(default_factory=TokenHistory)  # of `ids`, for drafts
     num_prompt: int = 0  # ids before the reply
     num_given: int = 0  # ids that were known when it began: the prompt's, and `replay`
