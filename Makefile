@@ -17,7 +17,7 @@ MANAGEMENT_PORT ?= 8081
 METRICS_PORT ?= 8082
 GRPC_PORT ?= 7070
 GRPC_MANAGEMENT_PORT ?= 7071
-# Only these tests, and options for pytest, e.g. `make test PYTEST_ARGS="tests/unit/test_cli.py -x"`.
+# Only these tests, and options for pytest, e.g. `make test PYTEST_ARGS="tests/unit/cli -x"`.
 PYTEST_ARGS ?=
 # How long `make soak` and `make fuzz` take, and the seed of what they do; empty means a random one, which is printed.
 MINUTES ?= 10
