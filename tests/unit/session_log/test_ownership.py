@@ -210,28 +210,30 @@ def test_what_has_gone_on_has_not_expired(store: InterruptedStore, num_entries: 
     assert session_logs(store).log("s").read().known == Known()
 
 
-@pytest.mark.parametrize("num_calls", range(10))
-@pytest.mark.parametrize("is_adopted", [False, True])
+@pytest.mark.parametrize("lives_for", range(6))
+@pytest.mark.parametrize("when", range(6))
 def test_an_engine_that_dies_while_a_session_expires_leaves_no_doubt(
-    store: InterruptedStore, num_calls: int, is_adopted: bool
+    store: InterruptedStore, when: int, lives_for: int
 ) -> None:
-    """At whatever call: the session is that of the engine that has adopted it meanwhile, or has ended for all."""
+    """Another one looks for the session a few calls before: it has adopted it, or the session has ended for all."""
     before = known(store)
     adopted: list[list[LogEntry]] = []
 
+    def adopt() -> None:
+        with contextlib.suppress(SessionError):
+            adopted.append(taken(store))
+        store.when, store.meanwhile = lives_for, die
+
     def die() -> None:
-        if is_adopted:
-            with contextlib.suppress(SessionError):
-                adopted.append(taken(store))
         raise Killed
 
-    store.when, store.meanwhile = num_calls, die
+    store.when, store.meanwhile = when, adopt
     with contextlib.suppress(Killed):
         end(store, EXPIRED, before)
     store.when = -1
     if adopted:
         assert session_logs(store).log("s").append(before, ENTRIES[2])
-    elif num_calls > 1 or is_adopted:  # else it had done nothing yet
+    else:
         with pytest.raises(SessionExpired):
             taken(store)
 
