@@ -1,6 +1,6 @@
 # `make` lists the targets. Variables can be set in the environment or on the command line.
 
-# An interpreter of version 3.10 to 3.13.
+# An interpreter of version 3.10 to 3.14.
 PYTHON ?= python3
 VENV ?= .venv
 # The model to pack: a folder or a hub id; empty means what MODEL_CONFIG names.
@@ -69,8 +69,8 @@ $(WITHOUT_JAVA): EXTRAS := server
 $(CHAT_PAGE): EXTRAS := web
 $(RELEASE): EXTRAS := release
 $(INSTALLED) $(WITH_JAVA) $(WITHOUT_JAVA) $(CHAT_PAGE) $(RELEASE): setup.cfg pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
-		|| { echo "$(PYTHON) is not Python 3.10 to 3.13; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' \
+		|| { echo "$(PYTHON) is not Python 3.10 to 3.14; name one: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) tools/install.py $(VENV) $(EXTRAS)
 	@touch $@ $(if $(filter $(INSTALLED),$@),$(WITH_JAVA) $(WITHOUT_JAVA) $(CHAT_PAGE)) $(if $(filter $(WITH_JAVA),$@),$(WITHOUT_JAVA))
 

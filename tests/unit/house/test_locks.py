@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from tools import sbom
 
 ROOT = Path(__file__).resolve().parents[3]
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # torch pins the CUDA libraries of its wheel itself.
 OF_TORCH = ("nvidia-", "cuda-")
 

@@ -66,7 +66,7 @@ def test_a_removed_key_names_what_has_its_place() -> None:
         ("a: " + "[" * 3000, "it is nested too deeply"),
         ("a: 1\nb: !!timestamp abc\n", "'abc' in line 2 is no timestamp"),
         ("a: !!bool abc\n", "'abc' in line 1 is no bool"),
-        ("a: 2024-99-99\n", "'2024-99-99' in line 1 is no timestamp (month must be in 1..12)"),
+        ("a: 2024-99-99\n", "'2024-99-99' in line 1 is no timestamp (month must be in 1..12"),
         ("a: !!int abc\n", "'abc' in line 1 is no int"),
         ("a: !!float ''\n", "'' in line 1 is no float"),
         (f"a: {'9' * 5000}\n", "is no int"),

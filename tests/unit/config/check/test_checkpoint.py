@@ -218,7 +218,7 @@ def test_damaged_settings_are_named(name: str, text: str, tmp_path: Path) -> Non
         (b"", "truncated"),
         (b"\xff\xfe\0garbage", "no safetensors file"),
         (b"\2\0\0\0\0\0\0\0xx", "malformed"),
-        ((100_010).to_bytes(8, "little") + b'{"a":{"x":' + b"[" * 100_000, "nested too deeply"),
+        ((1_000_010).to_bytes(8, "little") + b'{"a":{"x":' + b"[" * 1_000_000, "nested too deeply"),
         (PART, "has 66 bytes instead of 70"),
         (NO_WEIGHTS + b"more", "has 14 bytes instead of 10"),
     ],

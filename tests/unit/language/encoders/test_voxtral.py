@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mistral_common.protocol.instruct.request import ChatCompletionRequest
-from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.sounds import sound, wav_base64
@@ -24,6 +22,10 @@ from ts_stateful.media.decoder.frames import Samples
 from ts_stateful.protocol.chat import Said
 from ts_stateful.protocol.requests import Audio, Open
 from ts_stateful.sessions.session import Delta
+
+pytest.importorskip("mistral_common", reason="mistral-common has no release for this Python")
+from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 SHORT, LONG = sound(1), sound(2, 31)
 Part = str | Samples
