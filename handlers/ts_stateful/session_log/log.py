@@ -15,6 +15,7 @@ from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
 __all__ = ["Known", "Log", "SessionLog"]
 
 _DIGITS = 8
+_Alone = Callable[[EntryT], bool] | None
 
 
 class Known(NamedTuple):
@@ -111,7 +112,7 @@ class SessionLog(Generic[EntryT]):
         except StoreCorrupt:
             return b""
 
-    def read(self, stands_alone: Callable[[EntryT], bool] | None = None) -> Log[EntryT]:
+    def read(self, stands_alone: _Alone[EntryT] = None) -> Log[EntryT]:
         """Return the whole log, or the last entry that `stands_alone` and the entries after it.
 
         With `stands_alone`, positions before that entry may have been dropped. Without it, a log whose position 0 is missing is
@@ -151,7 +152,7 @@ class SessionLog(Generic[EntryT]):
         return {int(name) for name in names if len(name) == _DIGITS and name.isdigit()}
 
     def _whole(
-        self, start: int, values: Sequence[bytes], stands_alone: Callable[[EntryT], bool] | None
+        self, start: int, values: Sequence[bytes], stands_alone: _Alone[EntryT]
     ) -> list[EntryT] | None:
         """Return the entries that count, or None if their beginning is missing or one does not follow from another."""
         entries: list[EntryT] = []
@@ -164,16 +165,11 @@ class SessionLog(Generic[EntryT]):
                 return None
         return entries[::-1] if stands_alone is None and start == 0 else None
 
-    def _remove_late(
-        self,
-        run: range,
-        values: Sequence[bytes],
-        stands_alone: Callable[[EntryT], bool] | None,
-    ) -> bool:
+    def _remove_late(self, run: range, values: Sequence[bytes], alone: _Alone[EntryT]) -> bool:
         """Remove the last entry if those before it are whole: it does not follow from them, so it was not acknowledged."""
         *before, late = values
         are_linked = all(self.codec.decode_linked(one).previous is not None for one in values[-2:])
-        if not (before and are_linked) or self._whole(run.start, before, stands_alone) is None:
+        if not (before and are_linked) or self._whole(run.start, before, alone) is None:
             return False
         if self.last(Known(run.stop - 1, _digest(before[-1]))) is None:  # another one by now
             return False

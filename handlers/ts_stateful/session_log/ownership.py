@@ -143,7 +143,6 @@ class Ownership(Generic[EntryT]):
             raise _error(log.entries[-1])
 
     def _remove_keys(self, closed: ClosedEntry, keys: Sequence[str]) -> None:
-        store = self.log.store
         if closed.reason == "closed":
             try:
                 keys = self.log.fence(closed, _REMEMBER_S)
@@ -151,9 +150,8 @@ class Ownership(Generic[EntryT]):
                 if not error.is_full:
                     raise
                 keys = [self.log.prefix]  # a full store can be emptied
-        store.delete(self.adopted)
-        for key in keys:
-            store.delete(key)
+        for key in (self.adopted, *keys):
+            self.log.store.delete(key)
 
     def _note(self, closed: ClosedEntry) -> bool:
         """Write how the session ended. Return False if the store cannot, for instance because it is full."""

@@ -242,9 +242,9 @@ class StoredKV:
     def _take(self, transcript: Transcript, piece: _KVPiece, kv: KVCache) -> bool:
         """Read a piece into a cache; remove it, and return False, if it is not what was written."""
         key = _key(transcript.session_id, piece)
-        data = self._found(key)
-        if data is not None and _checksum(transcript, data) == piece.checksum:
-            with contextlib.suppress(SafetensorError, KeyError):
+        with contextlib.suppress(StoreCorrupt, SafetensorError, KeyError):
+            data = self._store.get(key)
+            if data is not None and _checksum(transcript, data) == piece.checksum:
                 tensors = load(data)
                 fill = self._fill_recurrent if piece.start == piece.stop else self._fill
                 if fill(kv, piece, tensors):
@@ -272,11 +272,6 @@ class StoredKV:
         states = [None if state is None else state.to(kv.device) for state in found]
         kv.recurrent.restore(piece.stop, states)
         return True
-
-    def _found(self, key: str) -> bytes | None:
-        with contextlib.suppress(StoreCorrupt):
-            return self._store.get(key)
-        return None
 
     def _names(self) -> list[str]:
         """Return the names of the tensors in a piece, in the order of `KVCache.states`."""
