@@ -302,6 +302,18 @@ def test_a_stop_lets_turns_end(tmp_path: Any, speak: Speak) -> None:
         assert list(events)[-1]["finish_reason"] == "length"
 
 
+def test_a_turn_that_outlasts_the_drain_is_refused(tmp_path: Any, speak: Speak) -> None:
+    """It can be sent again, to another server; its stream ends with that error."""
+    with profile_server(
+        Profile.ASGI, tmp_path, name="asgi-no-drain", endless=True, handler={"drainSec": 0}
+    ) as server:
+        speaker = speak(server)
+        events = speaker.events({**_STREAM, "max_new_tokens": 3000}, session=speaker.open())
+        next(events)
+        psutil.Process(speaker.worker_pid()).send_signal(signal.SIGTERM)
+        assert list(events)[-1]["error"]["code"] == "engine_unavailable"
+
+
 def test_headers_that_never_end_are_cut_off(asgi: Speaker) -> None:
     """By their length."""
     with socket.create_connection(("127.0.0.1", asgi.server.ports.http)) as line:

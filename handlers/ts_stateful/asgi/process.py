@@ -116,11 +116,11 @@ async def _serve(settings: FrontSettings) -> None:
         await stop.wait()
         await models.drain(drain_s)
     finally:
+        models.close()  # answers the requests that are left
         await rpc.stop(_GRACE_S)
         for listener, _ in listeners:
             listener.should_exit = True
         await asyncio.gather(*running, return_exceptions=True)
-        models.close()
         forks.close()  # it may hang in an import
         observation.close()
 

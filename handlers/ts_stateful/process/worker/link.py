@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
 _RESTARTING = "the engine is restarting; try again later"
-_STOPPING = EngineUnavailable("TorchServe is about to stop; try again later", retry_after_s=1.0)
+_STOPPING = EngineUnavailable("the server is about to stop; try again later", retry_after_s=1.0)
 
 
 class EngineListener(Protocol):
@@ -159,11 +159,10 @@ class EngineLink:
         """Forget a request whose client has disconnected; return False if it is not in flight here."""
         with self._lock:
             request = self.in_flight.get(request_id)
-            if request is not None and request.message.background:
-                return True  # it goes on, over the death of its engine as well
-            request = self.in_flight.remove(request_id)
-            if request is not None and request.sent:
-                self.send(messages.Drop(request_id))
+            if request is not None and not request.message.background:  # which goes on
+                self.in_flight.remove(request_id)
+                if request.sent:
+                    self.send(messages.Drop(request_id))
             return request is not None
 
     def take(self, request_id: str) -> bool:
@@ -184,24 +183,25 @@ class EngineLink:
         if self._lacks_thread:
             self._lacks_thread = False
             self.restart()
-        with self._lock:
-            down_since, waiting = self._down_since, list(self.in_flight)
-        if down_since is None:
+        if (down_since := self._down_since) is None:
             self.refresh(lambda: None)
             self._silent_pings += 1
             if self._silent_pings > self._settings.heartbeat_sec + 1:
                 logger.error("no response to %d pings (heartbeatSec)", self._silent_pings)
                 self.supervisor.kill()
         elif self._clock.monotonic() - down_since > (s := self._settings.restart_deadline_sec):
-            self._refuse(waiting, EngineUnavailable(_RESTARTING, retry_after_s=s))
+            self._refuse(list(self.in_flight), EngineUnavailable(_RESTARTING, retry_after_s=s))
 
     def close(self) -> None:
-        """Disconnect from the engine, which waits for the next worker."""
+        """Disconnect from the engine, which waits for the next worker, and refuse what it has not answered."""
         self._closing = True
         self.supervisor.stop()
         with self._lock:
+            self.in_flight.drain(for_good=True)
             if self._channel is not None:
                 self._channel.close()
+                self._channel = None
+        self._refuse(list(self.in_flight), _STOPPING)
 
     def send(self, message: Any) -> bool:
         """Send a message; return False if there is no engine."""

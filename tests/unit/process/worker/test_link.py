@@ -56,6 +56,7 @@ class InFlightBytes(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.count = 0
         self.sent: dict[str, int] = {}
+        self.answers: list[Event] = []
         self.links = [self.link(index) for index in range(2)]
 
     def link(self, index: int, heartbeat_s: float = 1e9) -> Link:
@@ -74,7 +75,8 @@ class InFlightBytes(RuleBasedStateMachine):
         return Link(spec, engine, ForkServer(), self, self.clock)
 
     def on_event(self, event: Event) -> None:
-        """Ignore an answer."""
+        """Keep an answer."""
+        self.answers.append(event)
 
     def on_placed(self, engine: int, session_ids: tuple[str, ...]) -> None:
         """Ignore sessions."""
@@ -201,6 +203,19 @@ def test_an_engine_is_killed_for_pings_without_an_answer_not_for_time(
     assert not killed
     link.watch()
     assert killed
+
+
+def test_a_link_that_closes_refuses_what_has_no_answer() -> None:
+    """As a front does that stops while turns run, and with what comes later. A turn that is pulled has its answer."""
+    machine = InFlightBytes()
+    for _ in range(2):
+        machine.submit(0, opens=False, second=False)
+    machine.answer("2", Event("2", EventKind.LAST, more=True))
+    del machine.answers[:]
+    machine.links[0].close()
+    machine.submit(0, opens=False, second=False)
+    refused = [(event.request_id, event.status) for event in machine.answers]
+    assert refused == [("1", 503), ("3", 503)]
 
 
 def test_an_engine_that_died_leaves_its_counts() -> None:
