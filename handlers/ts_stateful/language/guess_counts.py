@@ -1,4 +1,4 @@
-"""How many tokens to guess before a pass, by what gave most tokens a second of late."""
+"""The number of tokens to guess before a pass: the one that gave most tokens a second of late."""
 
 from __future__ import annotations
 
