@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -127,6 +128,8 @@ def _delivery(
     profile: Profile, intake: Intake, mailbox: AsyncMailbox | Inbox, config: Config
 ) -> Delivery:
     if isinstance(mailbox, AsyncMailbox):
+        if sys.version_info >= (3, 14):  # TorchServe expects that the thread has an event loop
+            asyncio.set_event_loop(asyncio.new_event_loop())
         return AsyncDelivery(intake, mailbox)
     if profile is Profile.SEQUENCE:
         heartbeat_s = min(20.0, config.frontend.response_timeout_s / 4)
