@@ -48,6 +48,7 @@ def load_library(cache: Path, name: Literal["language", "recurrent"]) -> ctypes.
     names = (os.environ.get("CXX", "c++"), "g++", "clang++")
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
+        _warn_once("no C++ compiler: passes on a CPU are slower; install g++, or name one in CXX")
         return None
     sources = [file.read_bytes() for file in sorted(_SOURCES.iterdir())]
     flags = [*_FLAGS, f"-DFIRST_CACHE={_first_cache()}"]
@@ -56,6 +57,11 @@ def load_library(cache: Path, name: Literal["language", "recurrent"]) -> ctypes.
     source = Path(_SOURCES, f"{name}.cpp")
     command = (str(Path(compiler).absolute()), *flags, str(source.absolute()))
     return _load(cache, f"cpu_{name}-{key}.so", command)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning(text)
 
 
 @functools.cache  # where no folder can keep a library, each call would compile it again

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ts_stateful.cpu_kernels import build
-from ts_stateful.cpu_kernels.build import cache_folder, load_library
+from ts_stateful.cpu_kernels.build import _warn_once, cache_folder, load_library
 
 _MAY_MOUNT = (
     shutil.which("g++") is not None
@@ -26,11 +26,16 @@ def test_a_user_without_a_home_has_a_temporary_folder(monkeypatch: pytest.Monkey
     assert cache_folder().parent == Path(tempfile.gettempdir())
 
 
-def test_without_a_compiler_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server starts all the same, and a failing compiler counts as none."""
+def test_without_a_compiler_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server starts all the same, and its log says once what to install; a failing compiler counts as none."""
+    _warn_once.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert load_library(tmp_path / "cache", "language") is None
+    assert load_library(tmp_path / "cache", "recurrent") is None
+    assert caplog.text.count("install g++") == 1
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\nexit 1\n")
     broken.chmod(0o755)
