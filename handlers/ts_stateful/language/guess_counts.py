@@ -11,9 +11,7 @@ COUNTS: Final = (0, 2, 4, 6)
 _PERIOD: Final = 128  # steps until another count is tried again
 _TRIES: Final = 4
 _WEIGHT: Final = 0.2  # of the last step in what a count took and gave
-_OUTLIER: Final = (
-    2.0  # times what a count usually takes; a longer step was held up by something else
-)
+_OUTLIER: Final = 2.0  # times what a count takes: a longer step was held up by something else
 
 
 class _Rate:
@@ -27,6 +25,7 @@ class _Rate:
         weight = max(_WEIGHT, 1 / (1 + self.num_tries))
         if self.num_tries:
             seconds = min(seconds, _OUTLIER * self.seconds)
+            self.seconds = min(self.seconds, _OUTLIER * seconds)
         self.seconds += weight * (seconds - self.seconds)
         self.tokens += weight * (tokens - self.tokens)
         self.num_tries += 1
@@ -43,16 +42,17 @@ class GuessCount:
         self._rates = {count: _Rate() for count in counts}
         self._num_steps = 0
 
-    def choose(self) -> int:
-        """Return the count of the next step: the best one, or now and then another, to see if it is better by now."""
+    def choose(self, most: int) -> int:
+        """Return the count of the next step, up to `most`: the best one, or now and then another to try again."""
         self._num_steps += 1
         rates = self._rates
         if self._num_steps % _PERIOD == 0:
             rates[[*rates][self._num_steps // _PERIOD % len(rates)]] = _Rate()
-        count = min(rates, key=lambda each: rates[each].num_tries)
+        counts = [count for count in rates if count <= most]
+        count = min(counts, key=lambda each: rates[each].num_tries)
         if rates[count].num_tries < _TRIES:
             return count
-        return min(rates, key=lambda each: rates[each].seconds_per_token)
+        return min(counts, key=lambda each: rates[each].seconds_per_token)
 
     def learn(self, count: int, seconds: float, tokens: int) -> None:
         """Take what a step took and how many tokens all its turns got."""

@@ -56,19 +56,19 @@ class Drafter:
         counts = guesses.count_for(len(decoding))
         if counts is None or any(sequence.context.adapter for sequence in decoding):
             return
-        count = counts.choose()
-        likely, most = counts.expected(count, len(decoding)), [*map(_most, decoding)]
+        count = counts.choose(min(map(_most, decoding)))
+        likely = counts.expected(count, len(decoding))
         due = [sequence for sequence in decoding if _num_likely(sequence) <= likely]
-        if len(due) == len(decoding) and count <= min(most):
+        if len(due) == len(decoding):
             self._tried = counts, count
         try:
-            found = guesses(due, min(count, max(most))) if due else []
+            found = guesses(due, count) if due else []
         except Exception:  # compiled code may raise anything; the step does without
             logger.warning("no more tokens are guessed", exc_info=True)
             self.guesses = self._tried = None
             return
         for sequence, guess in zip(due, found, strict=True):
-            sequence.draft = guess[: _most(sequence)] or sequence.repeated
+            sequence.draft = guess or sequence.repeated
 
     def learn(self, sequence: Sequence, accepted: int) -> None:
         """Take the outcome of a turn's draft, and with it what that of a shorter one would have been."""

@@ -42,7 +42,7 @@ def make(name: str, *, is_rounded: bool = True) -> Harness:
     layers = FusedLayers(decoder, forward.layout, forward.windows, language_kernels())
     layers = layers.rounded() if is_rounded else layers
     decoding = harness.kind.decoding
-    decoding.drafter.guesses = Guesses(decoding.runner, forward, layers, counts=(3,))
+    decoding.drafter.guesses = Guesses(decoding.runner, forward, layers, counts=(3, 2, 1, 0))
     return harness
 
 
@@ -166,7 +166,7 @@ def test_the_copy_takes_an_eighth_of_the_memory_at_most(
 
 
 def test_a_model_without_fused_layers_guesses_nothing(forward: Forward) -> None:
-    """Nor one of experts, of which each row would read others, nor a small one."""
+    """Stock code computes them, or the device is another one."""
     forward.shortcut = None
     assert round_layers(forward) is None
 

@@ -27,11 +27,11 @@ def wrong_guesses(count: int) -> tuple[float, int]:
     return 4 + count, 1
 
 
-def run(counts: GuessCount, machine: Machine, steps: int) -> Counter[int]:
+def run(counts: GuessCount, machine: Machine, steps: int, most: int = 9) -> Counter[int]:
     """Return how often each count was chosen."""
     chosen = Counter[int]()
     for _ in range(steps):
-        count = counts.choose()
+        count = counts.choose(most)
         counts.learn(count, *machine(count))
         chosen[count] += 1
     return chosen
@@ -61,6 +61,21 @@ def test_a_step_that_was_held_up_changes_little() -> None:
     run(counts, slow_memory, 100)
     counts.learn(4, 1000, 5)
     assert run(counts, slow_memory, 100)[4] > 80
+
+
+def test_a_first_step_that_was_held_up_changes_little() -> None:
+    """Nothing was known then to compare it with."""
+    counts = GuessCount()
+    counts.learn(0, 1000, 1)
+    assert run(counts, wrong_guesses, 100)[0] > 80
+
+
+@pytest.mark.parametrize("most", range(6))
+def test_short_replies_use_counts_that_they_have_tried(most: int) -> None:
+    """More guesses than a reply has room for would never be measured."""
+    chosen = run(GuessCount(), wrong_guesses, 1000, most)
+    assert max(chosen) <= most
+    assert chosen[0] > 900
 
 
 def test_the_right_guesses_of_a_turn_are_expected() -> None:
