@@ -16,6 +16,7 @@ from benchmarks.model import IMAGE_TOKENS
 from benchmarks.plan import PROMPT_TOKENS
 from benchmarks.rates import steady_rate
 from ts_stateful.config.schema import load_config
+from ts_stateful.language.engine import LanguageKind
 from ts_stateful.language.network.load import load_model
 from ts_stateful.protocol.requests import Open, Prompt, Rewind
 
@@ -35,13 +36,18 @@ class EngineAlone:
         assert loaded.encoder is not None
         self._encoder = loaded.encoder
         self._driver = Driver(loaded, config)
+        kind = self._driver.engine.kind
+        assert isinstance(kind, LanguageKind)
+        self._drafter = kind.decoding.drafter
+        self._guesses = self._drafter.guesses
         self._sessions: list[str] = []
 
-    def decode(self, width: int, history: int, num_tokens: int) -> float:
+    def decode(self, width: int, history: int, num_tokens: int, guesses: bool = True) -> float:
         """Return tokens a second of `width` streams, while all run, in sessions of `history` tokens with their prompts.
 
-        Sessions stay; `history` is the same at each call.
+        Sessions stay; `history` is the same at each call. Tokens are guessed if `guesses`, and where that gains time.
         """
+        self._drafter.guesses = self._guesses if guesses else None
         while len(self._sessions) < width:
             self._open(history - PROMPT_TOKENS)
         sessions = self._sessions[:width]

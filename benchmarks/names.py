@@ -52,6 +52,7 @@ __all__ = [
     "TTFT",
     "TURNS",
     "UNDRAFTED",
+    "UNGUESSED",
     "VISION",
     "VLLM",
     "VLLM_DECODE",
@@ -82,6 +83,7 @@ PUBLISHED: Final = "published pattern"
 PLAIN: Final = "engine alone, free replies"
 DRAFTED: Final = "engine alone, drafts"
 UNDRAFTED: Final = "engine alone, no drafts"
+UNGUESSED: Final = "engine alone, no guesses"
 LLAMA_DRAFTS: Final = "llama.cpp, ngram-simple"
 FORMED: Final = "engine alone, a JSON schema for each reply"
 DRAWN: Final = "engine alone, sampled replies"

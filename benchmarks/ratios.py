@@ -53,6 +53,7 @@ from benchmarks.names import (
     TTFT,
     TURNS,
     UNDRAFTED,
+    UNGUESSED,
     VISION,
     VLLM,
     VLLM_DECODE,
@@ -381,6 +382,13 @@ RATIOS: Sequence[Ratio] = (
         1.2,
         "recurrent model: what a step costs the engine with 1,000 open sequences, 8 of them active, over that with 128",
         _thousand_open,
+    ),
+    Ratio(
+        "guessed_decode_1_over_plain",
+        "at least",
+        1.0,
+        "decode rate of one stream with tokens guessed by weights in 8 bits, over the same without, by the engine alone",
+        _between(FRONT_DECODE, 1, ENGINE, UNGUESSED),
     ),
     *(
         Ratio(

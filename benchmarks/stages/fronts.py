@@ -11,7 +11,7 @@ import psutil
 
 from benchmarks.clients.stateful import HttpClient
 from benchmarks.crowd import Crowd
-from benchmarks.names import ASGI, ENGINE, FRONT_CPU, FRONT_DECODE, FRONT_HOP, HTTP
+from benchmarks.names import ASGI, ENGINE, FRONT_CPU, FRONT_DECODE, FRONT_HOP, HTTP, UNGUESSED
 from benchmarks.own_process import OwnProcess
 from benchmarks.plan import PROMPT_TOKENS, Plan
 from benchmarks.rates import steady_rate
@@ -44,6 +44,7 @@ def run(rig: Rig) -> None:
             Trial(f"{system} {width}", partial(streams[system].sample, width)) for system in FRONTS
         ]
         trials.append(Trial(f"{ENGINE} {width}", partial(_engine, alone, plan, width)))
+    trials.append(Trial(f"{UNGUESSED} 1", partial(_engine, alone, plan, 1, UNGUESSED)))
     rig.progress.expect(plan.front_rounds * len(trials))
     interleave(
         trials,
@@ -94,9 +95,10 @@ class _Streams:
         self._client.disconnect()
 
 
-def _engine(alone: OwnProcess, plan: Plan, width: int) -> Sequence[Sample]:
-    rate = alone.measure("decode", width, plan.decode_history, plan.front_tokens)
-    return (Sample(FRONT_DECODE, ENGINE, width, rate, "tokens/s"),)
+def _engine(alone: OwnProcess, plan: Plan, width: int, system: str = ENGINE) -> Sequence[Sample]:
+    guesses, lengths = system == ENGINE, (plan.decode_history, plan.front_tokens)
+    rate = alone.measure("decode", width, *lengths, guesses)
+    return (Sample(FRONT_DECODE, system, width, rate, "tokens/s"),)
 
 
 def _processor_s(rig: Rig, system: str) -> float:

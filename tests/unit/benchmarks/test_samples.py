@@ -146,6 +146,7 @@ def _one_of_each() -> Samples:
         Sample("drafts, repeating", "engine alone, no drafts", 1, 100.0, "tokens/s"),
         Sample("drafts, new", "engine alone, drafts", 1, 99.0, "tokens/s"),
         Sample("drafts, new", "engine alone, no drafts", 1, 100.0, "tokens/s"),
+        Sample("front, decode", "engine alone, no guesses", 1, 80.0, "tokens/s"),
         Sample("turns", "http", 16, 50.0, "tokens/s"),
         Sample("turns", "recompute", 16, 5.0, "tokens/s"),
     ]
@@ -231,6 +232,7 @@ def test_every_ratio_is_made_of_medians() -> None:
     assert ratios["step_cost_1000_open_over_128"] == pytest.approx(1.1)
     assert ratios["spec_decode_1_over_plain_repeating"] == 3
     assert ratios["spec_decode_1_over_plain_new"] == pytest.approx(0.99)
+    assert ratios["guessed_decode_1_over_plain"] == 1.25
     assert ratios["ttft_1600_over_llama"] == ratios["decode_16_over_llama"] == 0.5
     assert ratios["torchserve_ttft_300_over_llama"] == 0.75
     assert ratios["prefill_1600_over_vllm"] == 0.5
