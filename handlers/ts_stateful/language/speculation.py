@@ -14,6 +14,7 @@ from ts_stateful.language.conversation.drafts import MOST_TOKENS
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.guess_counts import GuessCount
 from ts_stateful.language.guesses import Guesses
+from ts_stateful.language.network.memory import is_out_of_memory
 from ts_stateful.language.scheduler import Chunk
 from ts_stateful.language.text.dialogue import common_prefix
 
@@ -58,14 +59,16 @@ class Drafter:
             return
         count = counts.choose(min(map(_most, decoding)))
         likely = counts.expected(count, len(decoding))
-        due = [sequence for sequence in decoding if _num_likely(sequence) <= likely]
+        due = [one for one in decoding if one.context.drafts.share * len(one.repeated) <= likely]
         if len(due) == len(decoding):
             self._tried = counts, count
         try:
             found = guesses(due, count) if due else []
-        except Exception:  # compiled code may raise anything; the step does without
-            logger.warning("no more tokens are guessed", exc_info=True)
-            self.guesses = self._tried = None
+        except Exception as error:  # compiled code may raise anything; the step does without
+            self._tried = None
+            if not is_out_of_memory(error):  # which passes
+                logger.warning("no more tokens are guessed", exc_info=True)
+                self.guesses = None
             return
         for sequence, guess in zip(due, found, strict=True):
             sequence.draft = guess or sequence.repeated
@@ -96,8 +99,3 @@ def _repeated(sequence: Sequence, share: int) -> list[int]:
         return []
     sequence.history.update(sequence.ids)
     return sequence.context.drafts.cut(sequence.history.match(most))
-
-
-def _num_likely(sequence: Sequence) -> float:
-    """Return how many tokens of what it repeats are likely to be right."""
-    return sequence.context.drafts.share * len(sequence.repeated)

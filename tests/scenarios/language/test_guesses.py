@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.harness import Harness, reference_reply
 from tests.support.kernels import language_kernels
@@ -133,6 +134,20 @@ def test_a_defect_of_guesses_disturbs_no_reply(
     assert talk(harness, "t") == expected
     assert "no more tokens are guessed" in caplog.text
     assert harness.kind.decoding.drafter.guesses is None
+
+
+def test_a_lack_of_memory_ends_no_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes; the replies meanwhile do without."""
+
+    def full(_: Rows) -> None:
+        raise torch.OutOfMemoryError("no")
+
+    harness = make("llama")
+    expected = talk(harness, "s")
+    guesses = harness.kind.decoding.drafter.guesses
+    monkeypatch.setattr(guesses, "_layers", full)
+    assert talk(harness, "t") == expected
+    assert harness.kind.decoding.drafter.guesses is guesses
 
 
 @pytest.fixture
