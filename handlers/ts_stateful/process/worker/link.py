@@ -201,6 +201,7 @@ class EngineLink:
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None
+        self._calls.lost()
         self._refuse(list(self.in_flight), _STOPPING)
 
     def send(self, message: Any) -> bool:

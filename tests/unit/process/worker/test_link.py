@@ -20,7 +20,9 @@ from ts_stateful.process.spec import EngineSpec
 from ts_stateful.process.worker.fork_server import ForkServer
 from ts_stateful.process.worker.in_flight import InFlight
 from ts_stateful.process.worker.link import EngineLink
+from ts_stateful.protocol.errors import EngineUnavailable
 from ts_stateful.protocol.events import Event, EventKind, Submit
+from ts_stateful.protocol.operations import ListSessions
 from ts_stateful.protocol.requests import Open, Prompt
 from ts_stateful.protocol.stats import Stats
 
@@ -211,11 +213,12 @@ def test_a_link_that_closes_refuses_what_has_no_answer() -> None:
     for _ in range(2):
         machine.submit(0, opens=False, second=False)
     machine.answer("2", Event("2", EventKind.LAST, more=True))
-    del machine.answers[:]
+    asked = machine.links[0].administer(ListSessions())
     machine.links[0].close()
     machine.submit(0, opens=False, second=False)
-    refused = [(event.request_id, event.status) for event in machine.answers]
-    assert refused == [("1", 503), ("3", 503)]
+    answered = [(event.request_id, event.status) for event in machine.answers]
+    assert answered == [("2", 200), ("1", 503), ("3", 503)]
+    assert isinstance(asked.exception(timeout=0), EngineUnavailable)
 
 
 def test_an_engine_that_died_leaves_its_counts() -> None:
