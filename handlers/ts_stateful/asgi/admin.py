@@ -20,8 +20,7 @@ from ts_stateful.protocol.errors import Unauthenticated
 __all__ = ["TokenGuard", "make_admin_app"]
 
 _SESSION = "/sessions/{session_id}"
-_Document = dict[str, Any]
-_Verb = Callable[..., "_Document | Awaitable[_Document]"]
+_Verb = Callable[..., dict[str, Any] | Awaitable[dict[str, Any]]]
 
 
 def make_admin_app(models: Models) -> Starlette:

@@ -136,12 +136,11 @@ def _observed_models(
     settings: FrontSettings, forks: ForkServer, observation: Observation
 ) -> Models:
     # The supervisor passes standard error on unchanged.
-    models = Models(
-        [
-            ModelFront(one, forks, CloudWatchMetrics.of(one.name, os.environ, sys.stderr))
-            for one in settings.models
-        ]
-    )
+    fronts = [
+        ModelFront(one, forks, CloudWatchMetrics.of(one.name, os.environ, sys.stderr))
+        for one in settings.models
+    ]
+    models = Models(fronts)
     models.metrics = observation.metrics
     for model in models:
         model.intake.observer = observation.of(model.name)

@@ -155,7 +155,7 @@ class Places(Generic[StateT]):
 
 
 class Reserve:
-    """The owner of such tensors; this one has none."""
+    """The owner of tensors that belong to no session in the table and leave the device first; this one has none."""
 
     @property
     def num_bytes(self) -> int:

@@ -73,9 +73,8 @@ class SessionsReplica:
 
     def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application that answers this replica's requests."""
-        return make_app(
-            self._models, BodyReader(_MAX_BODY_BYTES), names_requests=False
-        )  # Ray Serve does
+        bodies = BodyReader(_MAX_BODY_BYTES)
+        return make_app(self._models, bodies, names_requests=False)  # Ray Serve does
 
     def check_health(self) -> None:
         """Raise `EngineUnavailable` if an engine does not answer; Ray Serve then replaces the replica."""

@@ -13,9 +13,9 @@ from ts_stateful.config.schema import Config, ConfigError
 from ts_stateful.frontend.parsing.headers import HeaderNames
 
 __all__ = ["ROUTED_BY", "RayArguments", "check_replica"]
+
 ROUTED_BY = "RAY_SERVE_SESSION_ID_HEADER_KEY"
 """The variable that names the header by which Ray Serve's proxies route."""
-
 _Number = Annotated[int, Meta(ge=1)]
 
 
@@ -69,8 +69,7 @@ def check_replica(config: Config, names: HeaderNames, environ: Mapping[str, str]
             f"{ROUTED_BY} is {header or 'not set'}, so Ray Serve would not route by session;"
             f" set it to {names.id} before `ray start`, on every node"
         )
-    store = config.store
-    if store is not None and store.url is None:
+    if config.store is not None and config.store.url is None:
         raise ConfigError(
             "handler.store.url is not set, so sessions would be lost with their replica; name a store that all nodes reach"
         )
