@@ -129,7 +129,11 @@ class Ownership(Generic[EntryT]):
     ) -> None:
         """Remove a session as `end` does, which failed. One that went on stays, as does a later session of its id."""
         goes_on = self.has_more(known, doubtful) and closed.reason == "closed"
-        if not (goes_on and self.log.store.list(self.log.prefix)):
+        end = self.log.codec.encode(closed, known.last)
+        if goes_on and self.log.look(self.log.key(known.num_entries)) == end:
+            for key in keys:  # that `end` failed to remove
+                self.log.store.delete(key)
+        elif not (goes_on and self.log.store.list(self.log.prefix)):
             self.end(closed, known, keys)
 
     def check_open(self, log: Log[EntryT]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.logs import write_log
+from tests.support.store_engines import FailingStore
 from tests.support.sums import Killed
 from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
+from tests.unit.session_log.test_journal import RemovesLate
 from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, session_logs
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
 from ts_stateful.session_log.log import Known, Log
@@ -24,35 +25,15 @@ LOG = ENTRIES[:2]
 EXPIRED = ClosedEntry(at=5.0, writer="old", reason="expired")
 
 
-class InterruptedStore(MemoryStore):
-    """A store in which another process acts before call number `when`."""
+class InterruptedStore(FailingStore):
+    """A store in which another process acts before call number `when`; a write counts before and after it was done."""
 
     def __init__(self) -> None:
         super().__init__()
         self.when = -1
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
-        self._interrupt()
-        return super().create(key, data, ttl_s)
-
-    def get(self, key: str) -> bytes | None:
-        self._interrupt()
-        return super().get(key)
-
-    def list(self, prefix: str) -> list[str]:
-        self._interrupt()
-        return list(super().list(prefix))
-
-    def delete(self, prefix: str) -> None:
-        self._interrupt()
-        super().delete(prefix)
-
-    def remove(self, key: str, data: bytes) -> None:
-        self._interrupt()
-        super().remove(key, data)
-
-    def _interrupt(self) -> None:
+    def _check(self) -> None:
         self.when -= 1
         if self.when == -1:
             self.meanwhile()
@@ -174,6 +155,26 @@ def test_a_removal_that_is_tried_again_leaves_others_alone(store: InterruptedSto
     assert taken(store) == later
 
 
+@pytest.mark.parametrize("num_calls", range(8))
+def test_the_removal_of_a_sequence_goes_on_where_it_failed(num_calls: int) -> None:
+    """Whichever call of it the store refuses: all but the end is removed then."""
+    store = InterruptedStore()
+    before, keys = write_log(store, "s", LOG), store.list("sessions/s")
+    ownership: Ownership[LogEntry] = Ownership(session_logs(store).log("s"), "other/s")
+    closed = ClosedEntry(at=5.0)
+
+    def fail() -> None:
+        raise StoreUnavailable("the store did not answer", "wait")
+
+    store.when, store.meanwhile = num_calls, fail
+    with contextlib.suppress(StoreUnavailable):
+        ownership.end(closed, before, keys)
+    store.when = -1
+    ownership.end_again(closed, before, keys, None)
+    assert len(store.list("sessions/s")) == 1
+    assert list(session_logs(store).log("s").read(lambda one: one == closed).entries) == [closed]
+
+
 def test_what_cannot_be_used_is_not_adopted(store: InterruptedStore) -> None:
     """It expires where it was."""
 
@@ -210,8 +211,8 @@ def test_what_has_gone_on_has_not_expired(store: InterruptedStore, num_entries: 
     assert session_logs(store).log("s").read().known == Known()
 
 
-@pytest.mark.parametrize("lives_for", range(6))
-@pytest.mark.parametrize("when", range(6))
+@pytest.mark.parametrize("lives_for", range(8))
+@pytest.mark.parametrize("when", range(8))
 def test_an_engine_that_dies_while_a_session_expires_leaves_no_doubt(
     store: InterruptedStore, when: int, lives_for: int
 ) -> None:
@@ -238,7 +239,7 @@ def test_an_engine_that_dies_while_a_session_expires_leaves_no_doubt(
             taken(store)
 
 
-@pytest.mark.parametrize("when", range(14))
+@pytest.mark.parametrize("when", range(16))
 @pytest.mark.parametrize("interrupted", ["adopt", "end"])
 def test_one_of_two_sees_the_other(store: InterruptedStore, interrupted: str, when: int) -> None:
     """Whenever one adopts a session and another one lets it expire: it is adopted and there, or has expired and is not."""
@@ -316,21 +317,6 @@ def test_a_write_that_failed_is_taken_back(store: InterruptedStore) -> None:
     assert taken(store) == LOG
 
 
-class RemovesLate(InterruptedStore):
-    """A store that does not answer a removal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.late: list[Callable[[], None]] = []
-
-    def remove(self, key: str, data: bytes) -> None:
-        """Do nothing yet, the first time."""
-        if not self.late:
-            self.late.append(partial(super().remove, key, data))
-            raise StoreUnavailable("the store did not answer", "wait")
-        super().remove(key, data)
-
-
 def test_what_will_be_removed_is_not_adopted() -> None:
     """The removal may come at any time, or never."""
     store = RemovesLate()
@@ -397,7 +383,7 @@ def test_an_entry_in_the_place_of_one_that_was_taken_back_is_removed() -> None:
 
 
 @pytest.mark.parametrize("adopts_first", [False, True])
-@pytest.mark.parametrize("when", range(7))
+@pytest.mark.parametrize("when", range(9))
 def test_what_an_engine_has_adopted_is_not_taken_back(
     store: InterruptedStore, when: int, adopts_first: bool
 ) -> None:
