@@ -32,6 +32,8 @@ _STEPS = 4
 _TAKEN = {"PreconditionFailed", "412"}
 _CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
 _ABSENT = {"NoSuchKey", "404"}
+# Of servers that know no conditional removals.
+_LACKING = {"NotImplemented", "MalformedXML", "InvalidArgument", "InvalidRequest"}
 _CURES = {
     "NoSuchBucket": "create the bucket that handler.store.url names",
     "AccessDenied": "allow s3:GetObject, s3:PutObject, s3:DeleteObject and, for absent keys, s3:ListBucket",
@@ -118,11 +120,12 @@ class S3Store:
             objects = [{"Key": key, "ETag": tag} for key, tag in reversed(found)]
             objects.append({"Key": name})
             for start in range(0, len(objects), self._page_size):
-                page = {"Objects": objects[start : start + self._page_size], "Quiet": True}
-                answer = self._client.delete_objects(Bucket=self._bucket, Delete=page)
-                for failure in answer.get("Errors", ()):
-                    if failure.get("Code") not in _TAKEN:
-                        raise _unavailable(failure.get("Code", ""))
+                page = objects[start : start + self._page_size]
+                codes = self._delete(page)
+                if codes & _LACKING:  # then what is there is removed
+                    codes = self._delete([{"Key": one["Key"]} for one in page])
+                if codes - _TAKEN:
+                    raise _unavailable((codes - _TAKEN).pop())
 
     def remove(self, key: str, data: bytes) -> None:
         """See `Store`. A server that lacks `If-Match` here removes what is there."""
@@ -133,7 +136,7 @@ class S3Store:
                 if answer["Body"].read() == data:
                     self._client.delete_object(**place, IfMatch=answer["ETag"])
             except ClientError as error:
-                if _code(error) == "NotImplemented":
+                if _code(error) in _LACKING:
                     self._client.delete_object(**place)
                 elif _code(error) not in _ABSENT | _TAKEN:
                     raise
@@ -167,6 +170,15 @@ class S3Store:
                 self._clock.sleep(_PAUSE_S)
             else:
                 return True
+
+    def _delete(self, objects: Sequence[dict[str, str]]) -> set[str]:
+        """Remove objects, and return the codes of what failed."""
+        page = {"Objects": objects, "Quiet": True}
+        try:
+            answer = self._client.delete_objects(Bucket=self._bucket, Delete=page)
+        except ClientError as error:
+            return {_code(error)}
+        return {failure.get("Code", "") for failure in answer.get("Errors", ())}
 
     def _below(self, name: str) -> Iterator[Any]:
         pages = self._client.get_paginator("list_objects_v2")

@@ -159,18 +159,33 @@ def test_a_late_removal_spares_what_was_written_since(url: str, client: Any) -> 
     assert store.get("a") == b"new"
 
 
-def test_a_server_may_lack_conditional_removals(url: str, client: Any) -> None:
-    """What is there is removed."""
+@pytest.mark.parametrize(
+    ("status", "form"),
+    [
+        (501, "<Error><Code>NotImplemented</Code></Error>"),
+        (400, "<Error><Code>MalformedXML</Code></Error>"),
+        (200, "<DeleteResult><Error><Code>NotImplemented</Code></Error></DeleteResult>"),
+    ],
+)
+def test_a_server_may_lack_conditional_removals(
+    url: str, client: Any, status: int, form: str
+) -> None:
+    """What is there is removed, whether the server refuses the request or its objects."""
 
     def refuse(request: Any, **_: Any) -> AWSResponse | None:
-        body = b"<Error><Code>NotImplemented</Code></Error>"
-        return AWSResponse("", 501, {}, Body(body)) if "If-Match" in request.headers else None
+        is_conditional = "If-Match" in request.headers or b"ETag" in (request.body or b"")
+        return AWSResponse("", status, {}, Body(form.encode())) if is_conditional else None
 
     store = S3Store(url, timeout_s=_TIMEOUT_S, client=client)
+    store.create("a/b", b"x")
+    with meddling(client, "before-send.s3.DeleteObjects", refuse):
+        store.delete("a")
+    assert store.get("a/b") is None
     store.create("a", b"x")
-    with meddling(client, "before-send.s3.DeleteObject", refuse):
-        store.remove("a", b"x")
-    assert store.get("a") is None
+    if status != 200:
+        with meddling(client, "before-send.s3.DeleteObject", refuse):
+            store.remove("a", b"x")
+        assert store.get("a") is None
 
 
 @pytest.mark.parametrize(
