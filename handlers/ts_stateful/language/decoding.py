@@ -46,11 +46,9 @@ class Decoding:
 
     def tune(self) -> None:
         """Let the model guess tokens by weights in 8 bits, where that gains time."""
-        settings = self._core.config.handler
-        if settings.speculation and settings.draft_weights:
-            forward = self._model.forward
-            layers = round_layers(forward)
-            self.drafter.guesses = Guesses(self.runner, forward, layers) if layers else None
+        settings, forward = self._core.config.handler, self._model.forward
+        if settings.speculation and settings.draft_weights and (layers := round_layers(forward)):
+            self.drafter.guesses = Guesses(self.runner, forward, layers)
 
     def step(self) -> None:
         """Run the scheduler's next step."""

@@ -15,6 +15,7 @@ from tests.support.kernels import language_kernels
 from tests.support.pictures import noise
 from tests.support.tiny import MODELS, MORE_MODELS
 from ts_stateful.config.control_groups import ControlGroups
+from ts_stateful.language import decoding
 from ts_stateful.language import guesses as module
 from ts_stateful.language.guesses import Guesses, round_layers
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers
@@ -42,8 +43,8 @@ def make(name: str, *, is_rounded: bool = True) -> Harness:
     decoder = find_decoder(forward.network)
     layers = FusedLayers(decoder, forward.layout, forward.windows, language_kernels())
     layers = layers.rounded() if is_rounded else layers
-    decoding = harness.kind.decoding
-    decoding.drafter.guesses = Guesses(decoding.runner, forward, layers, counts=(3, 2, 1, 0))
+    runner = harness.kind.decoding.runner
+    harness.kind.decoding.drafter.guesses = Guesses(runner, forward, layers, (3, 2, 1, 0))
     return harness
 
 
@@ -118,36 +119,22 @@ def test_two_replies_at_once_are_exact() -> None:
     assert accepted(harness) > 0
 
 
-def test_a_defect_of_guesses_disturbs_no_reply(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [RuntimeError("no"), torch.OutOfMemoryError("no")])
+def test_an_error_of_guesses_disturbs_no_reply(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They end, and the log has the reason."""
+    """After a defect there are no more, and the log has the reason; a lack of memory passes."""
 
     def broken(_: Rows) -> None:
-        raise RuntimeError("no")
+        raise error
 
     harness = make("llama")
     expected = talk(harness, "s")
-    guesses = harness.kind.decoding.drafter.guesses
-    monkeypatch.setattr(guesses, "_layers", broken)
-    caplog.set_level(logging.WARNING)
+    drafter = harness.kind.decoding.drafter
+    monkeypatch.setattr(drafter.guesses, "_layers", broken)
     assert talk(harness, "t") == expected
-    assert "no more tokens are guessed" in caplog.text
-    assert harness.kind.decoding.drafter.guesses is None
-
-
-def test_a_lack_of_memory_ends_no_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It passes; the replies meanwhile do without."""
-
-    def full(_: Rows) -> None:
-        raise torch.OutOfMemoryError("no")
-
-    harness = make("llama")
-    expected = talk(harness, "s")
-    guesses = harness.kind.decoding.drafter.guesses
-    monkeypatch.setattr(guesses, "_layers", full)
-    assert talk(harness, "t") == expected
-    assert harness.kind.decoding.drafter.guesses is guesses
+    ends = type(error) is RuntimeError
+    assert ("no more tokens are guessed" in caplog.text) == (drafter.guesses is None) == ends
 
 
 @pytest.fixture
@@ -178,6 +165,18 @@ def test_the_copy_takes_an_eighth_of_the_memory_at_most(
     assert "weights in 8 bits would take" in caplog.text
     assert round_layers(forward, with_memory(8 * num_weights, tmp_path))
     assert "next tokens are guessed by weights in 8 bits" in caplog.text
+
+
+@pytest.mark.parametrize("setting", ["speculation", "draftWeights"])
+def test_guesses_can_be_turned_off(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy of the weights is made then."""
+    asked = list[Forward]()
+    monkeypatch.setattr(decoding, "round_layers", asked.append)
+    model = MODELS["llama"]()
+    Harness(model, {"handler": {setting: False}}).kind.tune()
+    assert not asked
+    Harness(model).kind.tune()
+    assert asked == [model.forward]
 
 
 def test_a_model_without_fused_layers_guesses_nothing(forward: Forward) -> None:
