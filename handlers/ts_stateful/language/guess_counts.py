@@ -31,8 +31,9 @@ class _Rate:
         self.num_tries += 1
 
     @property
-    def seconds_per_token(self) -> float:
-        return self.seconds / max(self.tokens, 1e-9)
+    def rank(self) -> tuple[int, float]:
+        """The lowest is chosen: of a count that was hardly tried, then by the seconds per token."""
+        return min(_TRIES, self.num_tries), self.seconds / max(self.tokens, 1e-9)
 
 
 class GuessCount:
@@ -48,11 +49,7 @@ class GuessCount:
         rates = self._rates
         if self._num_steps % _PERIOD == 0:
             rates[[*rates][self._num_steps // _PERIOD % len(rates)]] = _Rate()
-        counts = [count for count in rates if count <= most]
-        count = min(counts, key=lambda each: rates[each].num_tries)
-        if rates[count].num_tries < _TRIES:
-            return count
-        return min(counts, key=lambda each: rates[each].seconds_per_token)
+        return min((count for count in rates if count <= most), key=lambda each: rates[each].rank)
 
     def learn(self, count: int, seconds: float, tokens: int) -> None:
         """Take what a step took and how many tokens all its turns got."""
