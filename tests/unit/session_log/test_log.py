@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.logs import write_log
+from tests.support.store_engines import FailingStore
 from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
 from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, session_logs
 from ts_stateful.session_log.log import Known, Log
@@ -26,16 +27,6 @@ def read(store: Store) -> tuple[list[LogEntry], Known]:
 
 def append(store: Store, known: Known, entry: LogEntry) -> Known | None:
     return session_logs(store).log("a").append(known, entry)
-
-
-class LosesAnswers(MemoryStore):
-    """A store that writes but fails to report it."""
-
-    def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
-        """Fails the first time that it succeeds."""
-        if super().create(key, data, ttl_s):
-            raise StoreUnavailable("the answer was lost", "try again")
-        return False
 
 
 class ListsLate(MemoryStore):
@@ -114,7 +105,8 @@ def test_nothing_is_written_after_a_session_that_has_ended(*, again: bool) -> No
 
 def test_an_answer_that_was_lost_is_made_good() -> None:
     """The entry is there, and the second attempt finds that it is its own."""
-    store = LosesAnswers()
+    store = FailingStore()
+    store.num_lost = 1
     with pytest.raises(StoreUnavailable):
         append(store, Known(), OPENED)
     assert append(store, Known(), OPENED)
