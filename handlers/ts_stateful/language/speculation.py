@@ -75,10 +75,9 @@ class Drafter:
 
     def learn(self, sequence: Sequence, accepted: int) -> None:
         """Take the outcome of a turn's draft, and with it what that of a shorter one would have been."""
-        draft, repeated = sequence.draft, sequence.repeated
-        self.num_accepted += accepted if draft else 0
-        if repeated:
-            chosen = [*draft[:accepted], *sequence.ids[-1:]]
+        self.num_accepted += accepted
+        if repeated := sequence.repeated:
+            chosen = [*sequence.draft[:accepted], *sequence.ids[-1:]]
             sequence.context.drafts.learn(len(repeated), common_prefix(repeated, chosen))
 
     def end(self, seconds: float, num_tokens: int) -> None:

@@ -162,19 +162,21 @@ class LayerFacts(ctypes.Structure):
             UnknownDecoderError: the kernels do not support its dimensions with such weights.
         """
         other, kept = LayerFacts.from_buffer_copy(self), list[Rounded]()
-        for facts, names in ((other, "qkvo"), (other.experts, ("gate", "up", "down"))):
-            for name in names:
-                linear, rounded = getattr(facts, name).rounded(weights)
-                setattr(facts, name, linear)
-                kept.append(rounded)
+        for facts, name in other._linear_places():
+            linear, rounded = getattr(facts, name).rounded(weights)
+            setattr(facts, name, linear)
+            kept.append(rounded)
         other._check_sizes(vector_width(torch.int8))
         return other, kept
 
     @property
     def linears(self) -> list[LinearFacts]:
         """Its linear layers, those of one expert."""
-        experts = self.experts
-        return [*(self.q, self.k, self.v, self.o), *(experts.gate, experts.up, experts.down)]
+        return [getattr(facts, name) for facts, name in self._linear_places()]
+
+    def _linear_places(self) -> list[tuple[Any, str]]:
+        of_experts = ((self.experts, name) for name in ("gate", "up", "down"))
+        return [*((self, name) for name in "qkvo"), *of_experts]
 
     def _check_sizes(self, width: int) -> None:
         layers = (self.q, self.o, self.experts.gate, self.experts.down)
