@@ -52,7 +52,7 @@ class Decoding:
 
     def step(self) -> None:
         """Run the scheduler's next step."""
-        began_at, num_tokens = self._core.clock.monotonic(), self.num_tokens
+        began_at = self._core.clock.monotonic()
         chunks = self.drafter.extend(self._turns.scheduler.schedule())
         logits = self._forward(chunks)
         self.runner.ahead = None  # it is in these logits, or of no use any more
@@ -66,7 +66,7 @@ class Decoding:
             rows = self._round(logits.rows, rows, place)
             if not rows:
                 break
-        self.drafter.end(self._core.clock.monotonic() - began_at, self.num_tokens - num_tokens)
+        self.drafter.end(self._core.clock.monotonic() - began_at)
 
     def _round(self, logits: Tensor, rows: list[_Row], place: int) -> list[_Row]:
         """Give each turn its next token; return those, with their next rows, whose drafts have it at this place."""

@@ -32,11 +32,12 @@ class Drafter:
         self.num_drafted = 0  # tokens
         self.num_accepted = 0
         self._tried: tuple[GuessCount, int] | None = None  # in this step
+        self._accepted: list[int] = []  # of each draft in this step
 
     def extend(self, chunks: list[Chunk[Sequence]]) -> list[Chunk[Sequence]]:
         """Return a step with drafts, which each turn that decodes has in `draft`."""
         decoding = [sequence for sequence, _ in chunks if not sequence.num_to_prefill]
-        self._tried = None
+        self._tried, self._accepted = None, []
         for sequence in decoding:
             sequence.draft = sequence.repeated = []
         share = MOST_TOKENS // max(1, len(decoding)) - 1
@@ -58,7 +59,7 @@ class Drafter:
         if counts is None or any(sequence.context.adapter for sequence in decoding):
             return
         count = counts.choose(min(map(_most, decoding)))
-        likely = counts.expected(count, len(decoding))
+        likely = counts.expected(count)
         due = [one for one in decoding if one.context.drafts.share * len(one.repeated) <= likely]
         if len(due) == len(decoding):
             self._tried = counts, count
@@ -76,15 +77,16 @@ class Drafter:
     def learn(self, sequence: Sequence, accepted: int) -> None:
         """Take the outcome of a turn's draft, and with it what that of a shorter one would have been."""
         self.num_accepted += accepted
+        self._accepted.append(accepted)
         if repeated := sequence.repeated:
             chosen = [*sequence.draft[:accepted], *sequence.ids[-1:]]
             sequence.context.drafts.learn(len(repeated), common_prefix(repeated, chosen))
 
-    def end(self, seconds: float, num_tokens: int) -> None:
-        """Take what the step took, and how many tokens its turns got."""
+    def end(self, seconds: float) -> None:
+        """Take what the step took."""
         if self._tried is not None:
             counts, count = self._tried
-            counts.learn(count, seconds, num_tokens)
+            counts.learn(count, seconds, self._accepted)
 
 
 def _most(sequence: Sequence) -> int:
