@@ -47,9 +47,7 @@ def sequence(data: bytes) -> object:
     clock, store = FakeClock(), MemoryStore()
     records = SequenceRecords(store, "states", 1, _LIFE_S, clock)
     now, digest = clock.unix(), hashlib.sha256(data).hexdigest()
-    step = StepEntry(
-        1, Answered(("r",), b"{}"), now, now + _LIFE_S, now, "w", states=digest, end=False
-    )
+    step = StepEntry(1, Answered(("r",), b"{}"), now, now + _LIFE_S, now, writer="w", states=digest)
     steps: SessionLog[SequenceEntry] = records.logs.log("s")
     store.create(steps.key(0), steps.codec.encode(step))
     store.create(f"{steps.prefix}/{digest}", data)

@@ -25,7 +25,7 @@ from torch import Tensor
 from ts_stateful.clock import Clock
 from ts_stateful.config.schema import StateConfig
 from ts_stateful.session_log.blobs import get_blob, put_blob
-from ts_stateful.session_log.codec import Codec
+from ts_stateful.session_log.codec import Codec, Logged
 from ts_stateful.session_log.journal import GRACE_S, LogPosition, Write, Written
 from ts_stateful.session_log.log import Known, Log, SessionLog
 from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, SessionLogs
@@ -60,7 +60,7 @@ class Answered(Struct, frozen=True, array_like=True):
         return self if self.content_type is None else None
 
 
-class StepEntry(Struct, frozen=True, tag="step", tag_field="kind", omit_defaults=True):
+class StepEntry(Logged, frozen=True, tag="step"):
     """A sequence after its step `number`, or opened without one. Times are seconds of Unix time.
 
     Either `states` names the states after the step, or the step's `inputs` make them from those before it. `earlier` are the
@@ -73,7 +73,6 @@ class StepEntry(Struct, frozen=True, tag="step", tag_field="kind", omit_defaults
     opened_at: float
     expires_at: float
     at: float
-    writer: str  # a random id of the engine
     start: bool = False
     end: bool = False
     inputs: tuple[bytes, ...] = ()
@@ -151,7 +150,7 @@ class SequenceRecords:
 
     def closed(self, reason: Literal["closed", "expired"]) -> ClosedEntry:
         """Record that a sequence ended."""
-        return ClosedEntry(self._clock.unix(), self.writer, reason)
+        return ClosedEntry(self._clock.unix(), reason, writer=self.writer)
 
     def find(
         self, session_id: str, doubtful: Doubtful | None, *, in_use: bool = False

@@ -10,13 +10,25 @@ from msgspec import Meta, Raw, Struct
 
 from ts_stateful.store.base import StoreCorrupt
 
-__all__ = ["VERSION", "Codec", "EntryT", "Linked"]
+__all__ = ["VERSION", "Codec", "EntryT", "Linked", "Logged"]
 
 VERSION = 4
 _UNLINKED = 2  # the last version without links
 _Parts = Annotated[list[Raw], Meta(max_length=16)]  # of any version; each costs 64 bytes or more
 
-EntryT = TypeVar("EntryT", bound=Struct)
+
+class Logged(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """An entry of a log; `writer` is a random id of the engine that wrote it.
+
+    `opened_by` is the request that opened the session, so that no entry counts in a later session of its id. Entries of
+    sequences lack it, as their positions are not used again, and those of earlier programs.
+    """
+
+    writer: str = ""
+    opened_by: str = ""
+
+
+EntryT = TypeVar("EntryT", bound=Logged)
 
 
 class _JsonDocument(Struct, frozen=True):

@@ -166,13 +166,26 @@ class SessionLog(Generic[EntryT]):
         return entries[::-1] if stands_alone is None and start == 0 else None
 
     def _remove_late(self, run: range, values: Sequence[bytes], alone: _Alone[EntryT]) -> bool:
-        """Remove the last entry if those before it are whole: it does not follow from them, so it was not acknowledged."""
+        """Remove the last entry if it was not acknowledged, or is one of an earlier session of this id.
+
+        The former does not follow from those before it, which are whole. The latter names its session, and stands after a hole.
+        """
         *before, late = values
-        are_linked = all(self.codec.decode_linked(one).previous is not None for one in values[-2:])
-        if not (before and are_linked) or self._whole(run.start, before, alone) is None:
-            return False
-        if self.last(Known(run.stop - 1, _digest(before[-1]))) is None:  # another one by now
-            return False
+        if run.start and alone is None:
+            first = self.look(
+                self.key(0)
+            )  # after the others were read: no earlier session than theirs
+            sessions = {self.codec.decode(data).opened_by for data in (first, late) if data}
+            if len(sessions - {""}) < 2:
+                return False
+        else:
+            are_linked = all(
+                self.codec.decode_linked(one).previous is not None for one in values[-2:]
+            )
+            if not (before and are_linked) or self._whole(run.start, before, alone) is None:
+                return False
+            if self.last(Known(run.stop - 1, _digest(before[-1]))) is None:  # another one by now
+                return False
         self.store.remove(self.key(run.stop - 1), late)
         return True
 

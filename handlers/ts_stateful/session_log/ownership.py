@@ -16,7 +16,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 from msgspec import Struct
 
 from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpired, SessionNotFound
-from ts_stateful.session_log.codec import Codec, EntryT
+from ts_stateful.session_log.codec import Codec, EntryT, Logged
 from ts_stateful.session_log.log import Known, Log, SessionLog
 from ts_stateful.store.base import Store, StoreUnavailable
 
@@ -31,11 +31,10 @@ _REMEMBER_S = 3600.0  # the end of a session is known for so long
 _REMOVES = b"\0"
 
 
-class ClosedEntry(Struct, frozen=True, tag="closed", tag_field="kind", omit_defaults=True):
+class ClosedEntry(Logged, frozen=True, tag="closed"):
     """The last entry. `at` is Unix time, in seconds."""
 
     at: float
-    writer: str = ""
     reason: Literal["closed", "expired"] = "closed"
 
 

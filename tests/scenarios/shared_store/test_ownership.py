@@ -143,6 +143,30 @@ def test_the_id_of_a_closed_session_is_used_again_elsewhere(
     first.engine.check_integrity()
 
 
+@pytest.mark.parametrize("positions", [(1,), (3,), (2, 3), (1, 3)])
+def test_entries_of_a_closed_session_that_come_late_do_not_count(
+    first: Harness, model: Model, store: FailingStore, positions: tuple[int, ...]
+) -> None:
+    """The store carries them out when the id is that of another session: right after its log, or after a hole."""
+    second = Harness(model, store=store, first_id=100)
+    first.open("s")
+    for text in ("One", "Two", "Three"):
+        first.ask(ask(text))
+    keys = [f"sessions/s/{position:08}" for position in positions]
+    late = store.get_many(keys)
+    first.ask(Close(session_id="s", erase=True))
+    second.open("s")
+    for key, data in zip(keys, late, strict=True):
+        assert data is not None
+        store.create(key, data)
+    for turn in range(1, 5):
+        reply = first.ask(ask("More"))
+        if "error" in reply:  # it had read the session before
+            reply = first.ask(ask("More"))
+        assert reply["turn"] == turn
+    assert len(store.list("sessions/s")) == 5
+
+
 def test_a_closed_session_stays_closed_until_it_is_removed(
     first: Harness, store: FailingStore
 ) -> None:

@@ -68,7 +68,7 @@ def end(logs: SequenceRecords, position: SequencePosition, reason: Any) -> None:
 def entry(number: int, **fields: Any) -> StepEntry:
     answered = Answered((f"r{number}",), b"{}")
     times = START, START + 100, START + number
-    return StepEntry(number, answered, *times, "w", **fields)
+    return StepEntry(number, answered, *times, writer="w", **fields)
 
 
 def test_an_entry_that_stands_alone_removes_what_came_before(

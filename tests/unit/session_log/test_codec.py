@@ -21,7 +21,7 @@ from ts_stateful.store.base import StoreCorrupt
 
 CODEC: Codec[LogEntry] = Codec(LogEntry)
 CLOSED = ClosedEntry(at=3.0)
-STEP = StepEntry(2, Answered(("r",), b"{}"), 1.0, 9.0, 2.0, "w", inputs=(b"\x00\xff",))
+STEP = StepEntry(2, Answered(("r",), b"{}"), 1.0, 9.0, 2.0, writer="w", inputs=(b"\x00\xff",))
 
 
 def at_rest(version: object, entry: bytes) -> bytes:

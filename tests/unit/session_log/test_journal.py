@@ -7,22 +7,20 @@ from functools import partial
 from typing import Any
 
 import pytest
-from msgspec import Struct
 
 from tests.support.journals import make_journal, written
 from tests.support.store_engines import FailingStore
 from ts_stateful.protocol.errors import SessionExists, SessionMoved, StatefulError, StoreFailed
-from ts_stateful.session_log.codec import Codec
+from ts_stateful.session_log.codec import Codec, Logged
 from ts_stateful.session_log.journal import LogPosition, Write, Written
 from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, SessionLogs
 from ts_stateful.store.base import StoreUnavailable
 
 
-class Entry(Struct, frozen=True, tag="entry", tag_field="kind"):
+class Entry(Logged, frozen=True, tag="entry"):
     """An entry with nothing but a number and the name of its writer."""
 
     number: int
-    writer: str = "own"
 
 
 def make_logs(store: FailingStore) -> SessionLogs[Any]:
@@ -42,7 +40,7 @@ def logs(store: FailingStore) -> SessionLogs[Any]:
 
 
 def entry(number: int, writer: str = "own", **fields: Any) -> Write:
-    made = Written(Entry(number, writer))
+    made = Written(Entry(number, writer=writer))
     return Write(lambda position: made, 60.0, **fields)
 
 
@@ -57,7 +55,7 @@ def test_a_write_that_failed_is_undone(logs: SessionLogs[Any], store: FailingSto
     store.fails = True
     assert isinstance(written(journal, position, entry(1)), StoreFailed)
     assert position.is_saved
-    assert position.doubtful == Doubtful(position.known, Entry(1), 60.0)
+    assert position.doubtful == Doubtful(position.known, Entry(1, writer="own"), 60.0)
     store.fails = False
     assert written(journal, position, entry(2)) is None
     assert numbers(logs) == [0, 2]
@@ -105,7 +103,7 @@ def test_a_first_entry_that_is_taken_back_late_holds_no_id() -> None:
     begun = entry(0, writer="other", creates_session=True)
     assert written(make_journal(logs), second, begun) is None
     store.late[0]()
-    assert logs.log("a").read().entries == [Entry(0, "other")]
+    assert logs.log("a").read().entries == [Entry(0, writer="other")]
     again = written(make_journal(logs), first, entry(1, creates_session=True))
     assert isinstance(again, SessionExists)
 
@@ -181,9 +179,9 @@ def test_the_end_removes_a_session(
     journal, position, outcomes = make_journal(logs), LogPosition(), list[Any]()
     assert written(journal, position, entry(0, creates_session=True)) is None
     store.fails = True
-    journal.end("a", position, ClosedEntry(1.0, "own", reason), outcomes.append)
+    journal.end("a", position, ClosedEntry(1.0, reason), outcomes.append)
     store.fails = False
-    journal.end("a", position, ClosedEntry(1.0, "own", reason), outcomes.append)
+    journal.end("a", position, ClosedEntry(1.0, reason), outcomes.append)
     assert isinstance(outcomes[0], Exception)
     assert outcomes[1] is None
     assert store.list("logs") == []

@@ -176,8 +176,8 @@ def test_an_entry_of_version_2_may_follow_a_hole() -> None:
 
 
 LIVES: list[list[LogEntry]] = [
-    [structs.replace(OPENED, origin=origin), *(turn(n, origin=origin) for n in (1, 2, 3))]
-    for origin in ("earlier", "later")
+    [structs.replace(entry, opened_by=one) for entry in (OPENED, turn(1), turn(2), turn(3))]
+    for one in ("earlier", "later")
 ]
 
 
@@ -202,6 +202,15 @@ def test_an_entry_of_an_earlier_life_is_refused(position: int, is_sealed: bool) 
     inner.delete(key)
     inner.create(key, data)
     with pytest.raises(StoreCorrupt, match="entries of an earlier session"):
+        read(store)
+
+
+def test_an_entry_after_a_hole_is_refused_if_it_names_no_session() -> None:
+    """It is one of an earlier program, and the log may have lost those before it."""
+    store = MemoryStore()
+    write_log(store, "a", LIVES[1][:2])
+    write_log(store, "a", [structs.replace(LIVES[0][3], opened_by="")], Known(3))
+    with pytest.raises(StoreCorrupt, match="gaps"):
         read(store)
 
 

@@ -1,8 +1,7 @@
 """The log entries of sessions of language models.
 
 A log is one `OpenedEntry`, then turns, rewinds and discarded notes, and at last perhaps a `ClosedEntry`. What happens at once
-is one `GroupEntry`. Times are seconds of Unix time. `writer` is a random id of the engine that wrote the entry, `origin` the id
-of the request, which identifies a repeated one.
+is one `GroupEntry`. Times are seconds of Unix time. `origin` is the id of the request, which identifies a repeated one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ts_stateful.protocol.answers import Timing, Usage
 from ts_stateful.protocol.chat import Parsing
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.protocol.logprobs import TokenLogprob
-from ts_stateful.session_log.codec import Codec
+from ts_stateful.session_log.codec import Codec, Logged
 from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
 from ts_stateful.sessions.session import Message
 from ts_stateful.store.base import Store, StoreCorrupt
@@ -48,7 +47,7 @@ class ImageRef(Struct, frozen=True, omit_defaults=True):
     num_tokens: int = 0
 
 
-class OpenedEntry(Struct, frozen=True, tag="opened", tag_field="kind", omit_defaults=True):
+class OpenedEntry(Logged, frozen=True, tag="opened"):
     """The first entry. `fingerprint` names the model that the token ids and embeddings belong to."""
 
     fingerprint: dict[str, str]
@@ -59,12 +58,11 @@ class OpenedEntry(Struct, frozen=True, tag="opened", tag_field="kind", omit_defa
     token_ids: tuple[int, ...] = ()  # of the opening, if the template determines them
     messages: tuple[Message, ...] = ()
     origin: str = ""
-    writer: str = ""
     has_text: bool = True  # see `without_text`
     adapter: str | None = None  # its name; its digest is in `fingerprint`
 
 
-class TurnEntry(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults=True):
+class TurnEntry(Logged, frozen=True, tag="turn"):
     """A committed turn.
 
     The session's token ids are the first `keep` ones before the turn, then `prompt_ids` and `reply_ids`. Its rendered
@@ -85,7 +83,6 @@ class TurnEntry(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults
     usage: Usage = Usage()
     timing: Timing = Timing()
     origin: str = ""
-    writer: str = ""
     has_text: bool = True
     logprobs: tuple[TokenLogprob, ...] = ()
     parsing: Parsing | None = None
@@ -94,27 +91,25 @@ class TurnEntry(Struct, frozen=True, tag="turn", tag_field="kind", omit_defaults
     copied: bool = False
 
 
-class RewoundEntry(Struct, frozen=True, tag="rewound", tag_field="kind", omit_defaults=True):
+class RewoundEntry(Logged, frozen=True, tag="rewound"):
     """A return to the end of turn `to_turn`; 0 is the opening, which `blank` takes back as well."""
 
     to_turn: int
     at: float
-    writer: str = ""
     blank: bool = False
 
 
-class DiscardedEntry(Struct, frozen=True, tag="discarded", tag_field="kind", omit_defaults=True):
+class DiscardedEntry(Logged, frozen=True, tag="discarded"):
     """The end of a turn's note; the turn stays in the history."""
 
     turn: int
     at: float
-    writer: str = ""
 
 
 Part = OpenedEntry | TurnEntry | RewoundEntry | DiscardedEntry
 
 
-class GroupEntry(Struct, frozen=True, tag="group", tag_field="kind", omit_defaults=True):
+class GroupEntry(Logged, frozen=True, tag="group"):
     """Several entries that are written at once: a fork is never seen without its turns."""
 
     entries: Annotated[tuple[Part, ...], Meta(min_length=1)]

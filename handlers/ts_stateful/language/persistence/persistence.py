@@ -121,7 +121,7 @@ class TurnPersistence(NoPersistence):
                 )
             then(outcome)
 
-        position, closed = session.state.log_position, self._records.closed(reason)
+        position, closed = session.state.log_position, self._records.closed(reason, session.origin)
         self._journal.end(session.session_id, position, closed, removed)
 
     def erase(self, session_id: str, then: Callable[[Any], None]) -> None:

@@ -105,7 +105,7 @@ class SessionRecords:
 
     def discarded(self, session: Session[Context], turn: int, to_turn: int) -> Write:
         """Record that a turn lost its note, and that the session goes back."""
-        entry = DiscardedEntry(turn, self.clock.unix(), self._writer)
+        entry = DiscardedEntry(turn, self.clock.unix())
         parts: list[_Recorded] = [(entry, [])]
         if to_turn < len(session.turns):
             parts.append((self._rewound(to_turn), []))
@@ -120,9 +120,9 @@ class SessionRecords:
             parts.append((self._turn(turn), list(islice(images, turn.delta.num_images))))
         return self._write(session, parts)
 
-    def closed(self, reason: Literal["closed", "expired"]) -> ClosedEntry:
-        """Record that a session ended."""
-        return ClosedEntry(self.clock.unix(), self._writer, reason)
+    def closed(self, reason: Literal["closed", "expired"], origin: str = "") -> ClosedEntry:
+        """Record that a session ended, which the request `origin` opened."""
+        return ClosedEntry(self.clock.unix(), reason, writer=self._writer, opened_by=origin)
 
     def load(self, session_id: str, *, in_use: bool = False) -> Session[Context]:
         """Return the session after its last committed turn; `in_use`: it was not idle since. For a thread of the store.
@@ -181,7 +181,7 @@ class SessionRecords:
             )
 
     def _rewound(self, to_turn: int, *, blank: bool = False) -> RewoundEntry:
-        return RewoundEntry(to_turn, self.clock.unix(), self._writer, blank)
+        return RewoundEntry(to_turn, self.clock.unix(), blank)
 
     def _opened(self, session: Session[Context]) -> OpenedEntry:
         opening = session.state.opening
@@ -193,7 +193,6 @@ class SessionRecords:
             token_ids=opening.ids,
             messages=opening.messages,
             origin=session.origin,
-            writer=self._writer,
             adapter=session.state.adapter,
         )
 
@@ -219,7 +218,6 @@ class SessionRecords:
             note=turn.note,
             has_reply=delta.has_reply,
             copied=turn.copied,
-            writer=self._writer,
         )
 
     def _write(self, session: Session[Context], parts: Sequence[_Recorded]) -> Write:
@@ -253,7 +251,8 @@ class SessionRecords:
                 digest = save_image(log, of, session.origin, ttl_s) if writes_images else None
                 refs.append(ImageRef(embeddings=digest, key=image.key, num_tokens=len(image.ids)))
             entries.append(structs.replace(entry, images=tuple(refs)) if refs else entry)
-        return Written(entries[0] if len(entries) == 1 else GroupEntry(tuple(entries)))
+        one = entries[0] if len(entries) == 1 else GroupEntry(tuple(entries))
+        return Written(structs.replace(one, writer=self._writer, opened_by=session.origin))
 
     def _images(self, session_id: str, refs: Sequence[ImageRef]) -> list[MediaInput]:
         log, images = self.logs.log(session_id), []
