@@ -28,7 +28,7 @@ from ts_stateful.media.encoded import decode_base64, decode_data_url
 from ts_stateful.media.urls import Target, parse_url, resolve_redirect
 from ts_stateful.principals.authenticator import Call
 from ts_stateful.principals.key_set import KeySet, read_keys
-from ts_stateful.principals.key_sources import KeysUnreadable
+from ts_stateful.principals.key_sources import KeySource, KeysUnreadable
 from ts_stateful.principals.tokens import Tokens
 from ts_stateful.protocol.errors import MediaError, SessionError, StatefulError, Unauthenticated
 from ts_stateful.protocol.profile import Profile
@@ -147,7 +147,7 @@ def _clip(data: bytes) -> None:
     assert 0 < len(found) <= _WANTED.rate * _WANTED.max_seconds + 1
 
 
-class _Published:
+class _Published(KeySource):
     def __init__(self, data: bytes) -> None:
         self._data = data
 

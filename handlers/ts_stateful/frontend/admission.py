@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ts_stateful.frontend.audit import AuditLog
 from ts_stateful.frontend.request_quotas import RequestQuotas
-from ts_stateful.principals.authenticator import Authenticator, Call
+from ts_stateful.principals.authenticator import Authenticator, Call, NoPrincipals
 from ts_stateful.principals.namespace import NO_NAMESPACE, Namespace
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Submit
@@ -30,7 +30,7 @@ class Admission:
         quotas: RequestQuotas | None = None,
         allowed_origins: Sequence[str] = (),
     ) -> None:
-        self._authenticator = authenticator or Authenticator()
+        self._authenticator = authenticator or NoPrincipals()
         self._client_ids = client_ids
         self.audit = audit or AuditLog()
         self._quotas = quotas

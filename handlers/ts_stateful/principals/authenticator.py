@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Final
 
@@ -12,7 +13,7 @@ from ts_stateful.protocol.errors import InvalidRequest, Unauthenticated
 from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
 from ts_stateful.protocol.tenants import check_principal
 
-__all__ = ["Authenticator", "Call", "ProxyHeader", "single"]
+__all__ = ["Authenticator", "Call", "NoPrincipals", "ProxyHeader", "single"]
 
 # The only header of clients that SageMaker passes on; it holds `name=value` pairs, separated by commas.
 _ATTRIBUTES: Final = CUSTOM_ATTRIBUTES.lower()
@@ -56,9 +57,10 @@ def single(values: list[str], name: str) -> str:
     return values[0]
 
 
-class Authenticator:
-    """The rule by which principals are found. Called for every request, so it never waits. This one is `auth: none`."""
+class Authenticator(ABC):
+    """The rule by which principals are found. Called for every request, so it never waits."""
 
+    @abstractmethod
     def principal_of(self, call: Call) -> str | None:
         """Return the principal of a call; None if sessions have no principals.
 
@@ -66,6 +68,13 @@ class Authenticator:
             Unauthenticated: the call names none that is accepted.
             KeysUnavailable: that cannot be decided yet.
         """
+
+
+class NoPrincipals(Authenticator):
+    """`auth: none`: every call is taken, and an id is all that a session needs."""
+
+    def principal_of(self, call: Call) -> str | None:
+        """See `Authenticator`."""
         return None
 
 

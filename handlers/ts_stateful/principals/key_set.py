@@ -44,7 +44,6 @@ class KeySet:
         self._clock = clock
         self._wanted = threading.Event()
         self._keys = _Keys({})
-        self._closed = False
 
     @property
     def version(self) -> int:
@@ -87,21 +86,15 @@ class KeySet:
             raise Unauthenticated("the token's key is not one of the issuer's; get a new token")
         return keys[key_id]
 
-    def close(self) -> None:
-        """Read the keys no more."""
-        self._closed = True
-        self._wanted.set()
-
     def _run(self) -> None:
-        while not self._closed:
+        while True:
             self._wanted.wait(self._refresh_s if self._keys.by_id else _PAUSE_S)
             self._wanted.clear()
-            if not self._closed:
-                try:
-                    self.refresh()
-                except Exception:  # the boundary of the thread: it has to know later keys
-                    logger.exception("handler.auth.jwks: the keys cannot be read")
-                self._clock.sleep(_PAUSE_S)
+            try:
+                self.refresh()
+            except Exception:  # the boundary of the thread: it has to know later keys
+                logger.exception("handler.auth.jwks: the keys cannot be read")
+            self._clock.sleep(_PAUSE_S)
 
 
 def read_keys(data: bytes) -> dict[str | None, jwt.PyJWK]:

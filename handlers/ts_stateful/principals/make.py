@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ts_stateful.config.access import HeaderAuth, JwtAuth
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.principals.authenticator import Authenticator, ProxyHeader
-from ts_stateful.principals.key_sources import FileSource, source_of
+from ts_stateful.principals.authenticator import Authenticator, NoPrincipals, ProxyHeader
+from ts_stateful.principals.key_sources import KeySource
 
 __all__ = ["make_authenticator"]
 
@@ -23,7 +23,7 @@ def make_authenticator(auth: str | HeaderAuth | JwtAuth, folder: Path) -> Authen
     if isinstance(auth, HeaderAuth):
         return ProxyHeader(auth)
     if not isinstance(auth, JwtAuth):
-        return Authenticator()
+        return NoPrincipals()
     try:
         from ts_stateful.principals.key_set import KeySet  # noqa: PLC0415 - an extra
         from ts_stateful.principals.tokens import Tokens  # noqa: PLC0415 - an extra
@@ -32,10 +32,10 @@ def make_authenticator(auth: str | HeaderAuth | JwtAuth, folder: Path) -> Authen
             f"model-config.yaml: handler.auth.mode: jwt needs the package {missing.name};"
             " install torchserve-stateful[jwt]"
         ) from missing
-    source = source_of(auth.jwks, auth.jwks_timeout_sec, folder)
+    source = KeySource(auth.jwks, auth.jwks_timeout_sec, folder)
     keys = KeySet(source, auth.jwks_refresh_sec)
     keys.start()
-    if isinstance(source, FileSource) and not keys.version:
+    if source.is_file and not keys.version:
         raise ConfigError(
             f"model-config.yaml: handler.auth.jwks: {auth.jwks!r} has no usable key; the log has the reason"
         )

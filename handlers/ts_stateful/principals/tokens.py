@@ -66,10 +66,6 @@ class Tokens(Authenticator):
             self._verified[key] = known
         return known.principal
 
-    def close(self) -> None:
-        """Read keys no more."""
-        self._keys.close()
-
     def _verify(self, token: str, version: int, name: str) -> _Verified:
         settings = self._settings
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ts_stateful.config.access import HeaderAuth
-from ts_stateful.principals.authenticator import Authenticator, Call, ProxyHeader
+from ts_stateful.principals.authenticator import Call, NoPrincipals, ProxyHeader
 from ts_stateful.protocol.errors import Unauthenticated
 from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
 
@@ -14,7 +14,8 @@ _HEADER = ProxyHeader(HeaderAuth(header="X-Principal"))
 
 def test_without_authentication_no_call_has_a_principal() -> None:
     """Whatever its headers are."""
-    assert Authenticator().principal_of(Call((("x-principal", "alice"),))) is None
+    call = Call((("x-principal", "alice"),))
+    assert NoPrincipals().principal_of(call) is None
 
 
 def test_the_header_names_the_principal() -> None:

@@ -13,11 +13,11 @@ from tests.support.clock import FakeClock
 from tests.support.issuer import Issuer, key_set
 from tests.support.worker import eventually
 from ts_stateful.principals.key_set import KeySet, read_keys
-from ts_stateful.principals.key_sources import KeysUnreadable
+from ts_stateful.principals.key_sources import KeySource, KeysUnreadable
 from ts_stateful.protocol.errors import Unauthenticated
 
 
-class Readings:
+class Readings(KeySource):
     """A source that plays its results in turn, the last one for ever; an exception is raised."""
 
     def __init__(self, *results: bytes | Exception) -> None:
@@ -37,15 +37,17 @@ class Readings:
 
 
 class PatientClock(FakeClock):
-    """A clock whose second sleep never ends."""
+    """A clock whose sleeps never end after the first `num_sleeps`."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_sleeps: int = 0) -> None:
         super().__init__()
-        self._ends = threading.Event()
+        self._num_sleeps = num_sleeps
 
     def sleep(self, seconds: float) -> None:
         """See `Clock`."""
-        self._ends.wait()
+        self._num_sleeps -= 1
+        if self._num_sleeps < 0:
+            threading.Event().wait()
 
 
 def test_only_public_keys_for_signatures_count() -> None:
@@ -120,14 +122,12 @@ def test_an_unknown_key_lets_the_thread_read_once_more() -> None:
             keys.find("3")
     assert source.read_twice.wait(30)
     assert source.num_reads == 2
-    keys.close()
 
 
 def test_a_defect_does_not_end_the_reading() -> None:
     """The next key is known all the same."""
     source = Readings(Issuer("1").key_set, OSError("too many open files"), Issuer("2").key_set)
-    keys = KeySet(source, 0.01, FakeClock())
+    keys = KeySet(source, 0.01, PatientClock(1))
     keys.start()
     eventually(lambda: keys.version == 2)
     assert keys.find("2").key_id == "2"
-    keys.close()

@@ -29,7 +29,6 @@ def test_each_mode_has_its_own(tmp_path: Path) -> None:
     tokens = make_authenticator(_jwt("keys.json"), tmp_path)
     assert isinstance(tokens, Tokens)
     assert tokens.principal_of(call) == "bob"
-    tokens.close()
 
 
 def test_a_file_without_keys_stops_the_start(tmp_path: Path) -> None:
@@ -42,6 +41,5 @@ def test_an_issuer_may_be_down_at_the_start(tmp_path: Path) -> None:
     """Requests are refused until its keys were read."""
     tokens = make_authenticator(_jwt("http://127.0.0.1:1/keys"), tmp_path)
     assert isinstance(tokens, Tokens)
-    tokens.close()
     with pytest.raises(KeysUnavailable):
         tokens.principal_of(Call((("authorization", Issuer().token("alice")),)))

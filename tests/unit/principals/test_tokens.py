@@ -17,6 +17,7 @@ from tests.support.issuer import AUDIENCE, ISSUER, Issuer, key_set
 from ts_stateful.config.access import JwtAuth
 from ts_stateful.principals.authenticator import Call
 from ts_stateful.principals.key_set import KeySet
+from ts_stateful.principals.key_sources import KeySource
 from ts_stateful.principals.tokens import Tokens
 from ts_stateful.protocol.errors import KeysUnavailable, Unauthenticated
 from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
@@ -24,7 +25,7 @@ from ts_stateful.protocol.sagemaker import CUSTOM_ATTRIBUTES
 _SETTINGS = JwtAuth(issuer=ISSUER, audience=AUDIENCE, jwks="unused", leeway_sec=5)
 
 
-class Published:
+class Published(KeySource):
     """A source whose document a test replaces; counts the readings."""
 
     def __init__(self, data: bytes) -> None:
