@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ts_stateful.config.sizes import show_bytes, show_count
+from ts_stateful.config.sizes import show_bytes
 from ts_stateful.plan.asked import Asked, PlanRefused
 
 __all__ = ["Budget", "Weight", "find_budget", "needed", "weight"]
@@ -57,9 +57,9 @@ def weight(asked: Asked) -> Weight | None:
     room = -(-asked.tokens * 17 // (16 * _GRAIN)) * _GRAIN if asked.gpus else asked.tokens
     tokens, fixed = room * model.token_bytes(dtype), model.fixed.num_bytes(dtype)
     kept = model.image_bytes(images, dtype)
-    shown = f"{model.arithmetic(dtype)}; x {show_count(room)} tokens = {show_bytes(tokens + fixed)}"
+    shown = f"{model.arithmetic(dtype)}; x {room:,} tokens = {show_bytes(tokens + fixed)}"
     if images:
-        shown += f"; + {show_bytes(kept)} for {show_count(images)} image tokens"
+        shown += f"; + {show_bytes(kept)} for {images:,} image tokens"
     return Weight(max(1, tokens + fixed), kept, shown, fixed)
 
 
@@ -135,8 +135,8 @@ def _host(asked: Asked, one: Weight, slots: int) -> int:
     if missing > left and asked.memory is not None:
         fit = (slots + left // one.evicted) * asked.engines
         raise PlanRefused(
-            f"an engine has {show_count(asked.share)} sessions, and room for {show_count(slots)} on its device and for"
-            f" {show_count(left // one.evicted)} in host memory ({one.arithmetic}), and states cannot be computed again;"
+            f"an engine has {asked.share:,} sessions, and room for {slots:,} on its device and for"
+            f" {left // one.evicted:,} in host memory ({one.arithmetic}), and states cannot be computed again;"
             f" ask for at most --sessions {fit}, or a larger --memory"
         )
     return missing

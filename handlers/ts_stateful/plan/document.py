@@ -11,7 +11,7 @@ import yaml
 from ts_stateful.config.check import check_config
 from ts_stateful.config.edit import edited
 from ts_stateful.config.schema import ConfigError, load_config
-from ts_stateful.config.sizes import show_bytes, show_count
+from ts_stateful.config.sizes import show_bytes
 from ts_stateful.plan.asked import Asked, PlanRefused
 from ts_stateful.plan.budget import Budget, Weight, find_budget, needed, weight
 from ts_stateful.protocol.profile import Profile
@@ -68,16 +68,16 @@ def _frontend(asked: Asked) -> list[_Row]:
     """Plan TorchServe's own keys."""
     turns, places, queue = asked.turns, asked.sessions, max(_LEAST_QUEUE, 2 * asked.sessions)
     batch = max(_LEAST_BATCH, turns + -(-turns // 4))
-    shown = f"{show_count(turns)} turns in progress + a quarter, at least {_LEAST_BATCH}"
+    shown = f"{turns:,} turns in progress + a quarter, at least {_LEAST_BATCH}"
     if asked.profile is Profile.ASYNC:
         batch, shown = 1, "more would hang in this profile"
     elif asked.profile is Profile.SEQUENCE:
         # Ended sessions keep their places until they have been idle.
         ended = math.ceil(asked.opened_per_min * asked.idle_min)
         places, queue = asked.sessions + ended, _LEAST_QUEUE
-        batch, shown = places + 1, f"{show_count(asked.sessions)} open + {show_count(ended)} ended"
+        batch, shown = places + 1, f"{asked.sessions:,} open + {ended:,} ended"
         if places > _MAX_THREADS:
-            limit = f"need more than {show_count(_MAX_THREADS)} threads of TorchServe"
+            limit = f"need more than {_MAX_THREADS:,} threads of TorchServe"
             raise PlanRefused(f"{shown} sessions {limit}; ask for --profile continuous")
         shown += " sessions + 1"
     idle_ms = math.ceil(asked.idle_min * 60_000)
@@ -100,7 +100,7 @@ def _load_timeout_s(asked: Asked) -> int:
 
 def _handler(asked: Asked, one: Weight | None, budget: Budget | None) -> list[_Row]:
     """Plan the keys under `handler:`. Keys of bytes need those of a session and of a device."""
-    share, states = show_count(asked.share), asked.states
+    share, states = f"{asked.share:,}", asked.states
     parts = asked.engines * asked.split
     read = f"{parts} x {show_bytes(asked.weights)} at 200 MB/s + 2 minutes, at least 10 minutes"
     rows = [
@@ -118,13 +118,13 @@ def _handler(asked: Asked, one: Weight | None, budget: Budget | None) -> list[_R
         rows.append(_Row("session", None, one.arithmetic))
     if budget is None:
         return rows
-    stay = show_count(min(budget.slots, asked.share))
+    stay = min(budget.slots, asked.share)
     rows.append(_Row("deviceCacheBytes", budget.device, budget.arithmetic))
-    rows.append(_Row("on a device", None, f"{stay} of {share} sessions"))
+    rows.append(_Row("on a device", None, f"{stay:,} of {share} sessions"))
     if states is None:
         rows.append(_Row("sharedCacheBytes", min(_SHARED_BYTES, budget.device // 10)))
     else:
-        passes = f"{show_count(budget.rows)} x {show_count(-(-asked.share // budget.rows))} passes"
+        passes = f"{budget.rows:,} x {-(-asked.share // budget.rows):,} passes"
         rows.append(_Row("maxRows", budget.rows if states.declared else None, passes))
     if asked.gpus and (budget.host or states is None):
         host = budget.host * asked.split
@@ -163,14 +163,14 @@ def _warnings(asked: Asked, one: Weight | None, budget: Budget | None) -> Iterat
             engines = -(-asked.sessions // (budget.device // (one.evicted + one.kept)))
             cure = f"--gpus {engines * asked.split}"
         yield (
-            f"not all sessions fit: of {show_count(asked.sessions)}, {show_count(budget.resident)} stay on the device,"
-            f" {show_count(budget.moved)} move to host memory and back,"
-            f" {show_count(budget.rebuilt)} are computed again when they continue; all stay with {cure}"
+            f"not all sessions fit: of {asked.sessions:,}, {budget.resident:,} stay on the device,"
+            f" {budget.moved:,} move to host memory and back,"
+            f" {budget.rebuilt:,} are computed again when they continue; all stay with {cure}"
         )
     turns = -(-asked.turns // asked.engines)
     if budget and budget.slots < turns and asked.states is None:
         yield (
-            f"an engine has room for {show_count(budget.slots)} of its {show_count(turns)} turns in progress, and answers the"
+            f"an engine has room for {budget.slots:,} of its {turns:,} turns in progress, and answers the"
             f" others with 507 `out_of_memory`; ask for --active {budget.slots * asked.engines}"
         )
     if asked.weight_bytes is None and (asked.model is None or asked.model.estimated):

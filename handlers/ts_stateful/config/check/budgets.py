@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ts_stateful.config.check.finding import Finding, error, warning
 from ts_stateful.config.schema import Config, HandlerConfig
-from ts_stateful.config.sizes import ModelUnknown, TransformerSize, show_bytes, show_count
+from ts_stateful.config.sizes import ModelUnknown, TransformerSize, show_bytes
 
 __all__ = ["check_budgets", "check_model", "counted_dtypes"]
 
@@ -75,7 +75,7 @@ def check_model(config: Config, model: TransformerSize) -> Iterator[Finding]:
     if handler.context_length and model.window and handler.context_length > model.window:
         yield error(
             "handler.contextLength",
-            f"{show_count(handler.context_length)} tokens are more than the model's window of {show_count(model.window)}",
+            f"{handler.context_length:,} tokens are more than the model's window of {model.window:,}",
             f"set it to at most {model.window}",
         )
         return
@@ -87,8 +87,8 @@ def check_model(config: Config, model: TransformerSize) -> Iterator[Finding]:
     tokens = model.tokens_in(device, dtype)
     yield warning(
         "handler.deviceCacheBytes",
-        f"{where} {show_bytes(device)} hold {show_count(tokens)} tokens of one session".lstrip()
-        + f" ({model.arithmetic(dtype)}), but a context has up to {show_count(window)}:"
+        f"{where} {show_bytes(device)} hold {tokens:,} tokens of one session".lstrip()
+        + f" ({model.arithmetic(dtype)}), but a context has up to {window:,}:"
         " turns of longer sessions fail with `out_of_memory`",
         f"set it to at least {needed}" + (f", or `contextLength: {tokens}`" if tokens else ""),
     )

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ts_stateful.config.check.finding import Finding, error, warning
 from ts_stateful.config.schema import Config, FrontendConfig
-from ts_stateful.config.sizes import show_count
 from ts_stateful.protocol.profile import Profile
 
 __all__ = ["check_places", "sessions_per_engine"]
@@ -36,7 +35,7 @@ def check_places(config: Config) -> Iterator[Finding]:
     if frontend.profile is Profile.SEQUENCE and frontend.batch_size > _MANY_THREADS:
         yield warning(
             "batchSize",
-            f"in this mode TorchServe keeps a thread for every open session, up to {show_count(frontend.batch_size + 1)}",
+            f"in this mode TorchServe keeps a thread for every open session, up to {frontend.batch_size + 1:,}",
             "use `continuousBatching: true`, where idle sessions need no thread, or lower maxNumSequence and batchSize",
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ts_stateful.config.check.finding import Finding, warning
 from ts_stateful.config.check.places import sessions_per_engine
 from ts_stateful.config.schema import Config, FrontendConfig, StateConfig
-from ts_stateful.config.sizes import StatesSize, show_bytes, show_count
+from ts_stateful.config.sizes import StatesSize, show_bytes
 from ts_stateful.protocol.profile import Profile
 
 __all__ = ["check_states"]
@@ -30,7 +30,7 @@ def _check_bytes(settings: StateConfig, sequences: int) -> Iterator[Finding]:
     if device is None or not size.num_bytes:
         return
     slots = device // size.num_bytes
-    held = f"{show_count(slots)} slots of {show_bytes(size.num_bytes)} in {show_bytes(device)} ({size.arithmetic})"
+    held = f"{slots:,} slots of {show_bytes(size.num_bytes)} in {show_bytes(device)} ({size.arithmetic})"
     needed = (
         f"set it to at least {sequences * size.num_bytes}, leave it out, or lower maxNumSequence"
     )
@@ -43,14 +43,14 @@ def _check_bytes(settings: StateConfig, sequences: int) -> Iterator[Finding]:
     elif host is not None and slots + host // size.num_bytes < sequences:
         yield warning(
             "handler.hostCacheBytes",
-            f"{held}, and {show_count(host // size.num_bytes)} more in host memory: an engine has up to"
-            f" {show_count(sequences)} sequences, and further ones get 507 `out_of_memory`",
+            f"{held}, and {host // size.num_bytes:,} more in host memory: an engine has up to"
+            f" {sequences:,} sequences, and further ones get 507 `out_of_memory`",
             f"set it to at least {(sequences - slots) * size.num_bytes}, or leave it out",
         )
     elif slots < sequences:
         yield warning(
             "handler.deviceCacheBytes",
-            f"{held} for up to {show_count(sequences)} sequences of an engine: {show_count(sequences - slots)} are moved"
+            f"{held} for up to {sequences:,} sequences of an engine: {sequences - slots:,} are moved"
             f" to host memory, and each step of such a sequence first moves {show_bytes(size.num_bytes)} each way",
             needed,
         )
@@ -75,7 +75,7 @@ def _check_rows(settings: StateConfig, sequences: int) -> Iterator[Finding]:
     if passes > _MANY_PASSES:
         yield warning(
             "handler.maxRows",
-            f"a step of all {show_count(sequences)} sequences of an engine takes {show_count(passes)} passes of"
+            f"a step of all {sequences:,} sequences of an engine takes {passes:,} passes of"
             f" {settings.max_rows}, one after the other",
             f"raise it, for instance to {-(-sequences // _MANY_PASSES)}, or use more engines",
         )
@@ -94,6 +94,6 @@ def _check_raw(frontend: FrontendConfig, settings: StateConfig) -> Iterator[Find
             "sequenceMaxIdleMSec",
             f"in this profile a raw body over HTTP cannot end its sequence: it holds one of {frontend.batch_size} places and"
             f" its states for {frontend.idle_s:g} s after its last step, so no more than"
-            f" {show_count(int(frontend.max_sessions * 3600 // frontend.idle_s))} sequences an hour can begin",
+            f" {int(frontend.max_sessions * 3600 // frontend.idle_s):,} sequences an hour can begin",
             "set it to the longest pause between two steps, for instance 60000, or use `continuousBatching: true`",
         )

@@ -6,7 +6,7 @@ from ts_stateful.config.access import HeaderAuth, JwtAuth
 from ts_stateful.config.check.budgets import counted_dtypes
 from ts_stateful.config.check.places import sessions_per_engine
 from ts_stateful.config.schema import Config, EngineConfig, StateConfig
-from ts_stateful.config.sizes import StatesSize, TransformerSize, show_bytes, show_count
+from ts_stateful.config.sizes import StatesSize, TransformerSize, show_bytes
 from ts_stateful.protocol.profile import Profile
 
 __all__ = ["summary"]
@@ -28,9 +28,9 @@ def _sessions(config: Config) -> str:
     per = "device" if split == 1 else f"{split} devices"
     on = f"an engine per {per}" if engines == "auto" else f"{engines} engine{'s'[: engines != 1]}"
     if engines not in ("auto", 1):
-        on += f", up to {show_count(sessions_per_engine(config))} each"
+        on += f", up to {sessions_per_engine(config):,} each"
     return (
-        f"{show_count(frontend.max_sessions)} sessions on {on}; one ends {frontend.idle_s:g} s after its last use, and"
+        f"{frontend.max_sessions:,} sessions on {on}; one ends {frontend.idle_s:g} s after its last use, and"
         f" at the latest {frontend.lifetime_s:g} s after its start"
     )
 
@@ -48,18 +48,18 @@ def _principals(settings: EngineConfig) -> str:
 
 def _requests(config: Config) -> list[str]:
     frontend = config.frontend
-    waiting = f"{show_count(frontend.max_sequence_job_queue_size)} requests can wait in a session"
+    waiting = f"{frontend.max_sequence_job_queue_size:,} requests can wait in a session"
     if frontend.profile is Profile.SEQUENCE:
         begin = frontend.max_sessions * 60 / frontend.idle_s
         return [
-            f"a session, closed or not, holds one of {show_count(frontend.batch_size)} places until its idle time has passed:"
+            f"a session, closed or not, holds one of {frontend.batch_size:,} places until its idle time has passed:"
             f" at most {begin:,.3g} a minute can begin in the long run",
             waiting,
         ]
     if frontend.profile is Profile.ASYNC:
         return [waiting]
     return [
-        f"{show_count(frontend.batch_size)} requests in flight and {show_count(frontend.job_queue_size)} that wait for a place;"
+        f"{frontend.batch_size:,} requests in flight and {frontend.job_queue_size:,} that wait for a place;"
         " TorchServe answers all others with 503",
         waiting,
     ]
@@ -68,14 +68,12 @@ def _requests(config: Config) -> list[str]:
 def _states(config: Config, settings: StateConfig) -> list[str]:
     size, sequences = StatesSize.of(settings.states), sessions_per_engine(config)
     lines = [
-        f"{size.arithmetic}; x {show_count(sequences)} sequences of an engine ="
+        f"{size.arithmetic}; x {sequences:,} sequences of an engine ="
         f" {show_bytes(size.num_bytes * sequences)}"
     ]
     if settings.device_cache_bytes is not None and size.num_bytes:
         slots = min(sequences, settings.device_cache_bytes // size.num_bytes)
-        lines.append(
-            f"{show_count(slots)} of them stay on the device, the others move to host memory"
-        )
+        lines.append(f"{slots:,} of them stay on the device, the others move to host memory")
     return lines
 
 
@@ -99,13 +97,13 @@ def _tokens_of(config: Config, model: TransformerSize, dtype: str) -> list[str]:
     window, device = handler.context_length or model.window, handler.device_cache_bytes
     if window is not None:
         lines[0] += (
-            f"; a full context of {show_count(window)} tokens takes {show_bytes(window * token_bytes + fixed)}"
+            f"; a full context of {window:,} tokens takes {show_bytes(window * token_bytes + fixed)}"
         )
     if device is not None and token_bytes:
         sessions = max(1, sessions_per_engine(config))
         tokens = max(0, device - sessions * fixed) // token_bytes
         lines.append(
-            f"deviceCacheBytes hold {show_count(tokens)} tokens of an engine's sessions,"
-            f" {show_count(tokens // sessions)} of each if all have the same length"
+            f"deviceCacheBytes hold {tokens:,} tokens of an engine's sessions,"
+            f" {tokens // sessions:,} of each if all have the same length"
         )
     return lines

@@ -1,7 +1,7 @@
 """The bytes of a language model's token and of a sequence's states, computed from their files without torch."""
 
 from ts_stateful.config.sizes.numbers import DTYPE_BYTES, ModelUnknown
-from ts_stateful.config.sizes.quantities import parse_bytes, show_bytes, show_count
+from ts_stateful.config.sizes.quantities import parse_bytes, show_bytes
 from ts_stateful.config.sizes.states import StatesSize
 from ts_stateful.config.sizes.transformer import TransformerSize, read_transformer
 
@@ -13,5 +13,4 @@ __all__ = [
     "parse_bytes",
     "read_transformer",
     "show_bytes",
-    "show_count",
 ]

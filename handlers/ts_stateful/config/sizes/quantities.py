@@ -1,10 +1,10 @@
-"""Bytes and counts for people: kB, MB, GB are powers of 1,000; KiB, MiB, GiB powers of 1,024."""
+"""Bytes for people: kB, MB, GB are powers of 1,000; KiB, MiB, GiB powers of 1,024."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["parse_bytes", "show_bytes", "show_count"]
+__all__ = ["parse_bytes", "show_bytes"]
 
 _QUANTITY = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -33,8 +33,3 @@ def show_bytes(num_bytes: int) -> str:
     digits = 0 if power == 0 or size >= 99.95 else 1 if size >= 9.995 else 2
     number = f"{size:,.{digits}f}"
     return f"{number.rstrip('0').rstrip('.') if digits else number} {_UNITS[power]}"
-
-
-def show_count(count: int) -> str:
-    """Write a count like `131,072`."""
-    return f"{count:,}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ts_stateful.config.sizes.quantities import show_bytes, show_count
+from ts_stateful.config.sizes.quantities import show_bytes
 from ts_stateful.protocol.declarations import Datatype, State
 
 __all__ = ["StatesSize"]
@@ -37,7 +37,7 @@ class StatesSize:
         """Compute the size of declared states; a growing one has room for its `max` from the beginning."""
         total = sum(s.num_elements * (s.max or 1) * _ITEM_BYTES[s.datatype] for s in states)
         terms = " + ".join(_term(state) for state in states)
-        return cls(total, f"{terms} = {show_count(total)} bytes a sequence")
+        return cls(total, f"{terms} = {total:,} bytes a sequence")
 
     @classmethod
     def given(cls, num_bytes: int) -> StatesSize:
@@ -47,5 +47,5 @@ class StatesSize:
 
 def _term(state: State) -> str:
     sizes = [state.max or 0 if size < 0 else size for size in state.shape]
-    shape = " x ".join(show_count(size) for size in sizes) or "1"
+    shape = " x ".join(f"{size:,}" for size in sizes) or "1"
     return f"{state.name} {shape} x {_ITEM_BYTES[state.datatype]} bytes ({state.datatype.value})"

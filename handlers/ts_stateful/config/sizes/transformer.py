@@ -21,7 +21,7 @@ from ts_stateful.config.sizes.layers import (
     num_beside,
 )
 from ts_stateful.config.sizes.numbers import DTYPE_BYTES, ModelUnknown, Numbers
-from ts_stateful.config.sizes.quantities import show_bytes, show_count
+from ts_stateful.config.sizes.quantities import show_bytes
 from ts_stateful.config.weights import INDEX, weight_files
 
 __all__ = ["TransformerSize", "read_transformer", "text_of"]
@@ -102,7 +102,7 @@ class TransformerSize:
             numbers = f"({numbers} + {self.indexes} indexes x {self.index_dim})"
         shown = (
             f"{numbers} x {DTYPE_BYTES[dtype]} bytes ({dtype})"
-            f" = {show_count(self.token_bytes(dtype))} bytes a token"
+            f" = {self.token_bytes(dtype):,} bytes a token"
         )
         if fixed := self.fixed.num_bytes(dtype):
             layers = f"recurrent states of {self.fixed.layers} layers at {STATE_SETS} places"
