@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -62,6 +63,26 @@ def make_listener(app: ASGIApp, settings: FrontSettings, *, tls: Tls | None = No
     return Listener(config)
 
 
+class _RequestParser(httptools.HttpRequestParser):
+    """A parser that reads on where a request proposes another protocol, as Java's client does with HTTP/2.
+
+    The library ends the request after the headers then, and takes its body for the other protocol.
+    """
+
+    declined: bytes | None = None  # such headers, without the proposal
+
+    def feed_data(self, data: Any) -> None:
+        """Parse the next bytes, and such headers again."""
+        while True:
+            try:
+                super().feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as end:
+                if self.declined is None:
+                    raise
+                data, self.declined = self.declined + data[end.args[0] :], None
+
+
 class _BoundedProtocol(HttpToolsProtocol):
     """A connection that is closed if the headers of a request are too long, or take too long.
 
@@ -70,6 +91,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.parser: _RequestParser = _RequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
         self._num_bytes = 0  # since the request began, or the last part of its body came
         self._has_come_on = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -111,6 +134,12 @@ class _BoundedProtocol(HttpToolsProtocol):
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > _MAX_HEADER_BYTES:
             raise ValueError("the headers are too long")
+        if self.parser.should_upgrade() and self._get_upgrade() not in (None, b"websocket"):
+            version = self.parser.get_http_version().encode()
+            lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+            lines += [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]
+            self.parser.declined = b"\r\n".join([*lines, b"", b""])
+            return
         super().on_headers_complete()
         cycle: Any = self.cycle
         if cycle is not None and not cycle.keep_alive:
@@ -126,7 +155,8 @@ class _BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Count from here on."""
         self._come_on()
-        super().on_message_complete()
+        if self.parser.declined is None:
+            super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         """Count the bytes that bring nothing to its end, and are no body."""

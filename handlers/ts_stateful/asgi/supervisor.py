@@ -56,6 +56,8 @@ class AsgiServer(LocalServer):
     def __init__(self, settings: AsgiServerSettings, *, echo: TextIO | None = None) -> None:
         super().__init__(settings, echo)
         self._settings = settings
+        self._host, self._metrics_host = _reached(settings.host), _reached(settings.metrics_host)
+        self._secure = "" if settings.tls is None else "s"
         self._sockets: list[socket.socket] = []
         self._admin: AdminSocket | None = None
         self._front: subprocess.Popen[str] | None = None
@@ -65,21 +67,6 @@ class AsgiServer(LocalServer):
         self._is_stopping = False
         self._drain_s = 0.0  # of the front that is ready
         self._starting = threading.Lock()  # held while a front starts: `stop` must not miss it
-
-    @property
-    def http_url(self) -> str:
-        """The URL of the inference API."""
-        return f"{self._scheme('http')}://{_reached(self._settings.host)}:{self.ports.http}"
-
-    @property
-    def metrics_url(self) -> str:
-        """The URL of the metrics."""
-        return f"http://{_reached(self._settings.metrics_host)}:{self.ports.metrics}"
-
-    @property
-    def grpc_url(self) -> str:
-        """The URL of the inference API by gRPC, for `ts_stateful.client.connect`."""
-        return f"{self._scheme('grpc')}://{_reached(self._settings.host)}:{self.ports.grpc}"
 
     @property
     def admin_urls(self) -> list[str]:
@@ -141,11 +128,7 @@ class AsgiServer(LocalServer):
         self.remove_home()
 
     def describe(self) -> dict[str, Any]:
-        """Return the description of the first model; its worker is the front.
-
-        Raises:
-            OSError: the server does not answer.
-        """
+        """See `LocalServer`; the worker is the front."""
         (description,) = get_json(self.ports.management, f"/models/{self.name}")
         pid = self._front.pid if self._front is not None else -1
         return {
@@ -158,9 +141,6 @@ class AsgiServer(LocalServer):
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             return bool(get_json(self.ports.management, "/readyz")["status"] == "ready")
         return False
-
-    def _scheme(self, name: str) -> str:
-        return name if self._settings.tls is None else f"{name}s"
 
     def _prepare(self, home: Path) -> None:
         """Open the models, and the ports, which stay open while a front starts again."""

@@ -43,6 +43,9 @@ class ServerSettings:
 class LocalServer(ABC):
     """A server as a context manager: it always stops at the end of the block. Its output goes to `echo` as well."""
 
+    _host = _metrics_host = HOST  # by which this machine reaches the ports
+    _secure = ""  # "s" with TLS
+
     def __init__(self, settings: ServerSettings, echo: TextIO | None) -> None:
         self.name = settings.name or "chat"
         self.ports = settings.ports.filled()
@@ -55,7 +58,7 @@ class LocalServer(ABC):
     @property
     def http_url(self) -> str:
         """The URL of the inference API."""
-        return f"http://{HOST}:{self.ports.http}"
+        return f"http{self._secure}://{self._host}:{self.ports.http}"
 
     @property
     def management_url(self) -> str:
@@ -65,12 +68,12 @@ class LocalServer(ABC):
     @property
     def metrics_url(self) -> str:
         """The URL of the metrics, in Prometheus's format under /metrics."""
-        return f"http://{HOST}:{self.ports.metrics}"
+        return f"http://{self._metrics_host}:{self.ports.metrics}"
 
     @property
     def grpc_url(self) -> str:
         """The URL of the inference API by gRPC, for `ts_stateful.client.connect`."""
-        return f"grpc://{HOST}:{self.ports.grpc}"
+        return f"grpc{self._secure}://{self._host}:{self.ports.grpc}"
 
     @property
     def admin_urls(self) -> list[str]:

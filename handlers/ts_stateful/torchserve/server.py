@@ -128,12 +128,7 @@ class TorchServe(LocalServer):
             self.remove_home()
 
     def describe(self) -> dict[str, Any]:
-        """Return the management API's description of the model.
-
-        Raises:
-            OSError: it does not answer.
-            ValueError: the answer is not a description of one model.
-        """
+        """See `LocalServer`."""
         answer = get_json(self.ports.management, f"/models/{self.name}", self._key("management"))
         if not isinstance(answer, list) or len(answer) != 1 or not isinstance(answer[0], dict):
             raise ValueError(f"not a description of one model: {answer}")

@@ -99,9 +99,11 @@ def read_messages(asked: list[ChatMessage]) -> Messages:
     audio: list[Audio] = []
     clips_at: list[int] = []
     fields: dict[str, str] = {}
+    called: set[str] = set()
     for index, message in enumerate(asked):
+        called.update(call.id for call in message.tool_calls or ())
         role = "system" if message.role == "developer" else message.role
-        said = partial(_said, message, role, f"messages[{index}]")
+        said = partial(_said, message, role, f"messages[{index}]", called)
         if isinstance(message.content, str):
             messages.append(said((message.content,)))
             continue
@@ -132,11 +134,14 @@ def read_messages(asked: list[ChatMessage]) -> Messages:
     return Messages(tuple(messages), tuple(images), tuple(audio), places, fields)
 
 
-def _said(message: ChatMessage, role: str, field: str, parts: tuple[str | None, ...]) -> Said:
+def _said(
+    message: ChatMessage, role: str, field: str, called: set[str], parts: tuple[str | None, ...]
+) -> Said:
     if message.tool_calls and role != "assistant":
         raise InvalidRequest("only an assistant calls tools", field=f"{field}.tool_calls")
+    place = f"{field}.tool_call_id"
     if (role == "tool") != (message.tool_call_id is not None):
-        raise InvalidRequest(
-            "a message of role `tool` has it, and no other", field=f"{field}.tool_call_id"
-        )
+        raise InvalidRequest("a message of role `tool` has it, and no other", field=place)
+    if role == "tool" and message.tool_call_id not in called:
+        raise InvalidRequest("no message before it has a call of this id", field=place)
     return Said(role, parts, calls_of(message), message.tool_call_id, message.reasoning_content)

@@ -367,6 +367,15 @@ def test_what_changes_nothing_is_taken() -> None:
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (
+            {
+                "messages": [
+                    {"role": "tool", "tool_call_id": "c1", "content": "of no call"},
+                    {"role": "assistant", "tool_calls": [CALL]},
+                ]
+            },
+            "messages[0].tool_call_id",
+        ),
+        (
             {"messages": [{"role": "user", "content": "x", "tool_call_id": "c"}]},
             "messages[0].tool_call_id",
         ),
