@@ -21,6 +21,7 @@ from tests.support.pictures import png
 from tests.support.sounds import Medium, wav
 from ts_stateful.config.schema import Config, load_config
 from ts_stateful.engine.services import Services, WorkQueue
+from ts_stateful.language.conversation.turn import Sequence as LiveTurn
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.encoders.loader import ReadImage, TurnMedia
 from ts_stateful.language.engine import LanguageKind, build_engine
@@ -192,6 +193,11 @@ class Harness:
             self.pump()
             self.engine.step()
             self.engine.check_integrity()
+
+    def turn_of(self, request_id: str) -> LiveTurn | None:
+        """The turn that a request began, until it is done."""
+        work: Iterable[LiveTurn] = (turn for session in self.engine.table for turn in session.work)
+        return next((turn for turn in work if turn.origin == request_id), None)
 
     def last(self, request_id: str) -> dict[str, Any]:
         """The terminal document of a request, which must have exactly one."""

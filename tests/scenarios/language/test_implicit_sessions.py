@@ -373,7 +373,7 @@ def test_the_others_go_on_with_what_the_first_has_computed(steps: int, ends: str
     asked = [about(f"{number}?") for number in range(4)]
     first, *others = submitted(chats, *asked)
     chats.harness.steps(steps)
-    leader = chats.harness.kind.turns.waiters.find(first)
+    leader = chats.harness.turn_of(first)
     assert leader is not None
     length = leader.context.kv.length
     if ends == "drop":
@@ -392,11 +392,8 @@ def test_the_others_go_on_with_what_the_first_has_computed(steps: int, ends: str
 def test_those_that_waited_go_on_together() -> None:
     """None of them waits for another one that has no more than itself."""
     chats = Chats(llama(), config={"handler": {"prefillChunk": 400}})
-    turns, requests = (
-        chats.harness.kind.turns,
-        submitted(chats, *(about(f"{i}?") for i in range(4))),
-    )
-    running = [turn for turn in map(turns.waiters.find, requests) if turn is not None]
+    requests = submitted(chats, *(about(f"{i}?") for i in range(4)))
+    running = [turn for turn in map(chats.harness.turn_of, requests) if turn is not None]
     chats.harness.steps(1)
     assert [turn.num_generated for turn in running] == [1, 0, 0, 0]
     chats.harness.steps(1)
@@ -421,20 +418,20 @@ def test_short_beginnings_are_not_waited_for() -> None:
     asked = [("user", f"{number} {DOCUMENT}") for number in range(2)]
     first, second = submitted(chats, *([told] for told in asked))
     chats.harness.steps(1)
-    turns = chats.harness.kind.turns
-    assert {turns.waiters.find(name).num_generated for name in (first, second)} == {1}  # type: ignore[union-attr]
+    turns = [chats.harness.turn_of(name) for name in (first, second)]
+    assert [turn and turn.num_generated for turn in turns] == [1, 1]
     chats.harness.run()
 
 
 def test_one_that_fails_moves_no_other_of_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device was full when the short one could have taken what the long one has."""
     chats = Chats(llama(), config={"handler": {"prefillChunk": 200}})
-    short, find = [("user", DOCUMENT * 2 + "And?")], chats.harness.kind.turns.waiters.find
+    short = [("user", DOCUMENT * 2 + "And?")]
     long_one = DOCUMENT * 2 + "tell more words " * 25
     texts = "Something else entirely, and quite long. " * 25, "x y z, in a row 1. " * 10, long_one
     _, _, name = submitted(chats, *([("user", text)] for text in texts))
     chats.harness.steps(1)
-    long, run = find(name), Runner.run
+    long, run = chats.harness.turn_of(name), Runner.run
     with monkeypatch.context() as full:
         full.setattr(Context, "lend_kv", lambda *_: None)
         chats.harness.submit(chats.chat(*short, session="s3"), **LONE)

@@ -132,7 +132,7 @@ class Schedules(RuleBasedStateMachine):
             )
             request = self.harness.submit(command, creates_session=True, ephemeral=True)
             self.harness.pump()
-            sequence = self.harness.kind.turns.waiters.find(request)
+            sequence = self.harness.turn_of(request)
             if sequence is None:  # it was refused at once, for want of memory or a place
                 assert self._code(request) in ("out_of_memory", "too_many_sessions")
             else:

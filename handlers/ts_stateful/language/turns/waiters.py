@@ -23,7 +23,6 @@ class Waiters:
         self._outbox = outbox
         self._reattach_s = reattach_s
         self._clock = outbox.clock
-        self._requests: dict[str, Sequence] = {}
         self._unfinished: set[Sequence] = set()
         self._away = False
 
@@ -36,7 +35,6 @@ class Waiters:
         subscriber = Subscriber.of(message)
         sequence.subscribers.append(subscriber)
         sequence.orphaned_at = None
-        self._requests[message.request_id] = sequence
         self._unfinished.add(sequence)
         if sequence.status is Status.RUNNING and isinstance(sequence.command, Prompt):
             self._accept(sequence, subscriber)
@@ -48,22 +46,17 @@ class Waiters:
             PendingContinue(request_id, after, self._clock.monotonic() + wait_s)
         )
         sequence.orphaned_at = None
-        self._requests[request_id] = sequence
         self._answer_waiters(sequence)
 
     def wait_for_end(self, sequence: Sequence, request_id: str) -> None:
         """Let a `cancel` wait until the turn is committed or rolled back; it keeps no turn going."""
         sequence.cancels.append(request_id)
-        self._requests[request_id] = sequence
-
-    def find(self, request_id: str) -> Sequence | None:
-        """Return the turn that a request waits for."""
-        return self._requests.get(request_id)
 
     def drop(self, request_id: str) -> None:
         """Forget a request whose client disconnected."""
-        sequence = self._requests.pop(request_id, None)
-        if sequence is not None:
+        for sequence in self._unfinished:
+            if request_id not in (*sequence.request_ids, *sequence.cancels):
+                continue
             sequence.subscribers = [s for s in sequence.subscribers if s.request_id != request_id]
             sequence.continues = [w for w in sequence.continues if w.request_id != request_id]
             sequence.cancels = [name for name in sequence.cancels if name != request_id]
@@ -123,7 +116,6 @@ class Waiters:
         if subscriber.pull:  # it has its answer; the client comes back with `continue`
             sequence.subscribers.remove(subscriber)
             sequence.pulled.append(subscriber)
-            self._requests.pop(subscriber.request_id, None)
             self._mark_orphan(sequence)
 
     def _answer_waiters(self, sequence: Sequence) -> None:
@@ -133,7 +125,6 @@ class Waiters:
 
     def _answer(self, sequence: Sequence, waiter: PendingContinue) -> None:
         sequence.continues.remove(waiter)
-        self._requests.pop(waiter.request_id, None)
         self._outbox.ack(sequence)
         self._outbox.partial(waiter.request_id, sequence, waiter.after)
         self._mark_orphan(sequence)
@@ -148,10 +139,7 @@ class Waiters:
     def _forget(self, sequence: Sequence, turn: Turn | None = None) -> None:
         self._unfinished.discard(sequence)
         self._outbox.over(sequence)
-        for request_id in sequence.request_ids:
-            self._requests.pop(request_id, None)
         session_id, number = sequence.session.session_id, None if turn is None else turn.number
         answer = Cancelled(session_id, cancelled=True, turn=number)
         for request_id in sequence.cancels:
             self._outbox.answer(request_id, answer, session_id=session_id)
-            self._requests.pop(request_id, None)
