@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ts_stateful.language.ahead import Ahead, compute_rows, may_go_on
 from ts_stateful.language.conversation.turn import Sequence
-from ts_stateful.language.encoders.beside import Shown, VisionBeside
-from ts_stateful.language.encoders.encoder import Piece
+from ts_stateful.language.encoders.encoder import Shown
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.kv.to_host import HostCopy
@@ -104,7 +103,7 @@ class Runner:
         self._model = model
         self._forward = model.forward
         # A CPU would only do the same work in another order. Graphs have no images beside the text.
-        beside = isinstance(model.encoder, VisionBeside)
+        beside = model.encoder is not None and model.encoder.is_beside
         self.runs_ahead = model.forward.device.type == "cuda" and not beside
         self.ahead: Ahead | None = None  # for the next step alone
         self.num_ahead = 0  # tokens whose logits were computed so
@@ -250,20 +249,11 @@ class Runner:
     def _encoded(self, segments: Items[_Segment]) -> dict[str, Any]:
         """Return what the model needs of the images among these tokens, if there are any."""
         encoder = self._model.encoder
-        if isinstance(encoder, VisionBeside):
-            return encoder.inputs_beside(
-                [Shown(each.all_images, each.image_mask, *ends) for each, *ends in segments]
-            )
-        if encoder is None or not segments[0].has_image:
+        if encoder is None or not (encoder.is_beside or segments[0].has_image):
             return {}
-        pieces, stands = list[Piece](), bytearray()
-        for sequence, start, stop in segments:
-            mask = sequence.image_mask
-            assert mask is not None
-            first = mask.count(1, 0, start)
-            pieces += encoder.pieces(sequence.all_images, first, first + mask.count(1, start, stop))
-            stands += mask[start:stop].ljust(stop - start, b"\0")
-        return encoder.inputs(stands, pieces)
+        return encoder.inputs(
+            [Shown(each.all_images, each.image_mask, *ends) for each, *ends in segments]
+        )
 
     def _positions(self, segments: Items[_Segment]) -> Tensor | None:
         """Return positions `(3, 1, n)` for models with M-RoPE, else None."""

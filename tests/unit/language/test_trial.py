@@ -86,7 +86,7 @@ def test_features_for_the_first_layers_count(name: str) -> None:
     verify_media(model)
     encoder = model.encoder
     assert encoder is not None
-    maps = encoder._maps
-    encoder._maps = lambda pieces: maps(pieces)[:1]  # type: ignore[method-assign]
+    inputs = encoder._inputs
+    encoder._inputs = lambda stands, maps: inputs(stands, maps[:1])  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="other logits"):
         verify_media(model)

@@ -6,29 +6,20 @@ import bisect
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import PIL.Image
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ts_stateful.language.encoders.encoder import MediaInput, Piece
+from ts_stateful.language.encoders.encoder import MediaInput, Shown
 from ts_stateful.language.encoders.vision import Pictures
 from ts_stateful.language.kernels.beside import ImageStates, Run, exchange_beside
 
-__all__ = ["Shown", "VisionBeside"]
+__all__ = ["VisionBeside"]
 
 _INPUTS = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
-
-
-class Shown(NamedTuple):
-    """Tokens `start` to `stop` of a session with these images; `mask` has 1 for every id that stands for one."""
-
-    images: Sequence[MediaInput]
-    mask: bytearray | None
-    start: int
-    stop: int
 
 
 class VisionBeside(Pictures):
@@ -38,6 +29,8 @@ class VisionBeside(Pictures):
     grid has the number of its tiles. Stock code lets the tokens before the first image attend to all images of a conversation,
     so all states of a session depend on all of its images (see `key_of`).
     """
+
+    is_beside = True
 
     def __init__(self, network: PreTrainedModel, processor: Any) -> None:
         config, decoder = network.config.get_text_config(decoder=True), network.get_decoder()
@@ -51,7 +44,7 @@ class VisionBeside(Pictures):
 
     @staticmethod
     def key_of(images: Sequence[MediaInput], mask: bytearray | None) -> tuple[str, ...]:
-        """Return a name of the images that stand in a context."""
+        """See `Encoder`; it names those that stand in the context."""
         return tuple(image.key for image in images[: mask.count(1) if mask else 0])
 
     def prepare(self, decoded: PIL.Image.Image, key: str = "") -> MediaInput:
@@ -74,12 +67,8 @@ class VisionBeside(Pictures):
     def _count(self, features: tuple[Tensor, ...]) -> int:
         return 1
 
-    def inputs(self, mask: bytearray, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """See `Encoder`; no embedding of an image stands in a text (see `inputs_beside`)."""
-        return {}
-
-    def inputs_beside(self, parts: Sequence[Shown]) -> dict[str, Any]:
-        """Return the arguments by which a model attends to the images of these tokens, if there are any."""
+    def inputs(self, parts: Sequence[Shown]) -> dict[str, Any]:
+        """See `Encoder`; there are none if no session has images."""
         runs = [run for part in parts for run in self._runs(part)]
         if not any(run.parts for run in runs):
             return {}
@@ -108,12 +97,6 @@ class VisionBeside(Pictures):
                 stop - start,
                 [(features, self._num_rows(image)) for features, image in shown[first:last]],
             )
-
-    def _encoded(self, image: MediaInput) -> tuple[Tensor, ...]:
-        if image.features is None:
-            self.encode(image)
-        assert image.features is not None
-        return image.features
 
     def _num_rows(self, image: MediaInput) -> int:
         assert image.grid is not None

@@ -7,7 +7,7 @@ import copy
 import enum
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ from ts_stateful.language.fingerprint import weights_digest
 from ts_stateful.language.kv.spans import Block
 from ts_stateful.media.load import MediaFile
 
-__all__ = ["Encoder", "LookAhead", "MediaInput", "Piece", "Tower"]
+__all__ = ["Encoder", "LookAhead", "MediaInput", "Shown", "Tower"]
 
 _STANDS = re.compile(b"\1{2,}")
 DecodedT = TypeVar("DecodedT")
@@ -56,10 +56,11 @@ class MediaInput:
         return sum(int(feature.nbytes) for feature in self.features or ())
 
 
-class Piece(NamedTuple):
-    """The embeddings `start` to `stop` of an image or clip."""
+class Shown(NamedTuple):
+    """Tokens `start` to `stop` of a session with these images; `mask` has 1 for every id that stands for a part of one."""
 
-    image: MediaInput
+    images: Sequence[MediaInput]
+    mask: bytearray | None
     start: int
     stop: int
 
@@ -69,7 +70,10 @@ class Encoder(abc.ABC, Generic[DecodedT]):
 
     Attributes:
         look_ahead: the layers in which the tokens of an image see one another.
+        is_beside: True if layers attend to images beside the text, so that every token of a session needs all of them.
     """
+
+    is_beside: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.look_ahead = LookAhead.NONE
@@ -78,15 +82,6 @@ class Encoder(abc.ABC, Generic[DecodedT]):
     @abc.abstractmethod
     def towers(self) -> tuple[Tower[Any], ...]:
         """The towers, one for each kind of media."""
-
-    @property
-    @abc.abstractmethod
-    def tokens(self) -> frozenset[int]:
-        """The ids of tokens that stand for parts of media."""
-
-    @abc.abstractmethod
-    def tower_of(self, image: MediaInput) -> Tower[Any]:
-        """Return the tower that reads media of this kind."""
 
     @abc.abstractmethod
     def decode(self, file: MediaFile) -> DecodedT:
@@ -107,6 +102,16 @@ class Encoder(abc.ABC, Generic[DecodedT]):
     @abc.abstractmethod
     def samples(self) -> list[list[DecodedT]]:
         """Return media of messages for the trial at load: different sizes, the larger ones smaller in the next list."""
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """The ids of tokens that stand for parts of media."""
+        return frozenset(tower.token_id for tower in self.towers)
+
+    def tower_of(self, image: MediaInput) -> Tower[Any]:
+        """Return the tower that reads media of this kind: its token is among the image's ids."""
+        first, *others = self.towers
+        return next((tower for tower in others if tower.token_id in image.ids), first)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -157,38 +162,48 @@ class Encoder(abc.ABC, Generic[DecodedT]):
         only_windowed = self.look_ahead is LookAhead.WINDOWED
         return [Block(*match.span(), only_windowed) for match in _STANDS.finditer(mask)]
 
-    def pieces(self, images: Sequence[MediaInput], start: int, stop: int) -> list[Piece]:
-        """Return the image tokens `start` to `stop`, counted over `images`."""
-        pieces = []
+    @staticmethod
+    def key_of(images: Sequence[MediaInput], mask: bytearray | None) -> tuple[str, ...] | None:
+        """Return a name of the images on which all states of a session depend; None if they do not."""
+        return None
+
+    def inputs(self, parts: Sequence[Shown]) -> dict[str, Any]:
+        """Return the arguments of `Forward` by which a model gets the images of these tokens, which go into one pass.
+
+        Runs the tower for images without embeddings.
+        """
+        features, stands = list[list[Tensor]](), bytearray()
+        for images, mask, start, stop in parts:
+            assert mask is not None
+            first = mask.count(1, 0, start)
+            features += self._features_of(images, first, first + mask.count(1, start, stop))
+            stands += mask[start:stop].ljust(stop - start, b"\0")
+        most = max(map(len, features))
+        padded = [[*some, *[torch.zeros_like(some[0])] * (most - len(some))] for some in features]
+        return self._inputs(stands, [torch.cat(rows) for rows in zip(*padded, strict=True)])
+
+    def _inputs(self, stands: bytearray, maps: list[Tensor]) -> dict[str, Any]:
+        """Return the arguments for embeddings, `(tokens, hidden)` per feature map; `stands` has 1 for every token of them."""
+        mask = torch.frombuffer(stands, dtype=torch.uint8).bool()
+        return {"spliced": (mask.to(maps[0].device), maps)}
+
+    def _features_of(
+        self, images: Sequence[MediaInput], start: int, stop: int
+    ) -> Iterator[list[Tensor]]:
+        """Yield the features of each image that has some of the image tokens `start` to `stop`, counted over all."""
         at = 0
         for image in images:
             count = self.num_tokens(image)
             first, last = max(0, start - at), min(count, stop - at)
-            if first < last:
-                pieces.append(Piece(image, first, last))
             at += count
-        return pieces
+            if first < last:
+                yield [feature[first:last] for feature in self._encoded(image)]
 
-    def inputs(self, mask: bytearray, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Return the arguments of `Forward` by which a model gets `pieces` in a pass over tokens.
-
-        `mask` has 1 for every token that stands for one of them. Runs the tower for images without embeddings.
-        """
-        maps = self._maps(pieces)
-        stands = torch.frombuffer(mask, dtype=torch.uint8).bool()
-        return {"spliced": (stands.to(maps[0].device), maps)}
-
-    def _maps(self, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Return the embeddings of pieces, a tensor `(tokens, hidden)` per feature map; zeros where media have fewer."""
-        parts = []
-        for image, start, stop in pieces:
-            if image.features is None:
-                self.tower_of(image).encode(image)
-            assert image.features is not None
-            parts.append([feature[start:stop] for feature in image.features])
-        most = max(map(len, parts))
-        padded = [[*part, *[torch.zeros_like(part[0])] * (most - len(part))] for part in parts]
-        return [torch.cat(rows) for rows in zip(*padded, strict=True)]
+    def _encoded(self, image: MediaInput) -> tuple[Tensor, ...]:
+        if image.features is None:
+            self.tower_of(image).encode(image)
+        assert image.features is not None
+        return image.features
 
 
 class Tower(Encoder[DecodedT]):
@@ -234,15 +249,6 @@ class Tower(Encoder[DecodedT]):
     def towers(self) -> tuple[Tower[Any], ...]:
         """See `Encoder`."""
         return (self,)
-
-    @property
-    def tokens(self) -> frozenset[int]:
-        """See `Encoder`."""
-        return frozenset([self.token_id])
-
-    def tower_of(self, image: MediaInput) -> Tower[Any]:
-        """See `Encoder`."""
-        return self
 
     def encode(self, image: MediaInput) -> None:
         """Run the tower: replace `tensors` by `features`. After an error the image is unchanged."""

@@ -30,15 +30,6 @@ class Senses(Encoder[_Decoded]):
         """See `Encoder`."""
         return self._vision, self._hearing
 
-    @property
-    def tokens(self) -> frozenset[int]:
-        """See `Encoder`."""
-        return frozenset([self._vision.token_id, self._hearing.token_id])
-
-    def tower_of(self, image: MediaInput) -> Tower[Any]:
-        """See `Encoder`."""
-        return self._hearing if self._hearing.token_id in image.ids else self._vision
-
     def decode(self, file: MediaFile) -> _Decoded:
         """See `Encoder`."""
         return self._hearing.decode(file) if file.is_audio else self._vision.decode(file)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.language.encoders.encoder import MediaInput, Piece, Tower
+from ts_stateful.language.encoders.encoder import MediaInput, Tower
 from ts_stateful.media.digest import content_digest
 from ts_stateful.media.load import MediaFile
 
@@ -134,12 +134,10 @@ class Vision(Pictures):
             torch.cat([part.reshape(-1, part.shape[-1]) for part in feature]) for feature in maps
         )
 
-    def inputs(self, mask: bytearray, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """See `Encoder`."""
+    def _inputs(self, stands: bytearray, maps: list[Tensor]) -> dict[str, Any]:
         if self._network.config.model_type in _SPLICED:
-            return super().inputs(mask, pieces)
-        rows = self._maps(pieces)
-        wrapped = [[row] if self._pooled_as_list else row.unsqueeze(0) for row in rows]
+            return super()._inputs(stands, maps)
+        wrapped = [[rows] if self._pooled_as_list else rows.unsqueeze(0) for rows in maps]
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
         given = {"last_hidden_state": None, self._output_name: wrapped[0], **deepstack}
         return {"mm_encoder_outputs": {"image": self._output_type(**given)}}

@@ -9,7 +9,6 @@ from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import branch
 from ts_stateful.language.conversation.turn import Sequence
-from ts_stateful.language.encoders.beside import VisionBeside
 from ts_stateful.language.kv.spans import beginning_of
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.dialogue import Extension
@@ -63,7 +62,7 @@ class Preparation:
         known = max(extension.keep, lent, self.prefixes.lend(sequence))
         if sequence.past is not None:
             known = max(lent, self._implicit.valid(sequence))
-        self._drop_others(sequence)
+        self._drop_states_of_others(sequence)
         # The last id is always computed: its logits choose the first token.
         keep = max(0, min(known, context.kv.length, sequence.num_prompt - 1))
         sequence.keep = beginning_of(sequence.blocks, keep)
@@ -73,14 +72,13 @@ class Preparation:
             # The session goes back to here if the turn fails or is written again.
             context.kv.recurrent.keep(context.kv.length)
 
-    def _drop_others(self, sequence: Sequence) -> None:
+    def _drop_states_of_others(self, sequence: Sequence) -> None:
         """Drop states that depend on other images than those of the turn."""
-        kv, encoder = sequence.context.kv, self._model.encoder
-        if isinstance(encoder, VisionBeside):
-            shown = encoder.key_of(sequence.all_images, sequence.image_mask)
-            if kv.images != shown:
-                sequence.context.cut(0)
-            kv.images = shown
+        encoder, kv = self._model.encoder, sequence.context.kv
+        shown = encoder.key_of(sequence.all_images, sequence.image_mask) if encoder else None
+        if kv.images != shown:
+            sequence.context.cut(0)
+        kv.images = shown
 
     def _extend(self, sequence: Sequence) -> Extension:
         """Return the session's log with this turn's prompt."""

@@ -7,8 +7,8 @@ import torch
 from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.tiny.beside import mllama
-from ts_stateful.language.encoders.beside import Shown, VisionBeside
-from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.language.encoders.beside import VisionBeside
+from ts_stateful.language.encoders.encoder import MediaInput, Shown
 from ts_stateful.protocol.requests import Image, Prompt
 
 WIDE, OTHER = noise(1, 60, 18), noise(4, 40, 40)
