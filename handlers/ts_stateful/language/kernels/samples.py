@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from ts_stateful.language.kv.spans import Rows, Span
 if TYPE_CHECKING:  # it is verified with these samples
     from ts_stateful.language.network.forward import Forward
 
-__all__ = ["apart", "sample", "sample_rows"]
+__all__ = ["apart", "prompt_seconds", "sample", "sample_rows"]
 
 # Of the largest logit.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -45,6 +46,14 @@ def sample_rows(forward: Forward, sequences: Sequence[Sequence[int]]) -> tuple[R
         for first, order in ((1, spans), (11, spans[::-1]))
     )
     return one, other
+
+
+def prompt_seconds(forward: Forward, num_tokens: int) -> float:
+    """Return the time of a pass over a prompt."""
+    spans = [Span(forward.new_kv(), 0, num_tokens)]
+    began_at = time.perf_counter()
+    _last_logits(forward, spans)
+    return time.perf_counter() - began_at
 
 
 def _last_logits(forward: Forward, spans: Sequence[Span]) -> Tensor:

@@ -43,12 +43,17 @@ class Adapter(NamedTuple):
 class Adapters:
     """The adapters of one network, by name. Its layers are changed only during a pass that uses one."""
 
-    def __init__(self, network: PreTrainedModel, adapters: Mapping[str, Adapter]) -> None:
+    def __init__(self, network: PreTrainedModel) -> None:
+        self._network = network
         self._device = network.device
-        self._adapters = dict(adapters)
-        paths = {path for adapter in adapters.values() for path in adapter.changes}
+        self._adapters: dict[str, Adapter] = {}
         # The layers themselves may be replaced by faster ones.
-        self._layers = {path: _parent(network, path) for path in sorted(paths)}
+        self._layers: dict[str, tuple[nn.Module, str]] = {}
+
+    def add(self, name: str, adapter: Adapter) -> None:
+        """Add an adapter of this network."""
+        self._adapters[name] = adapter
+        self._layers |= {path: _parent(self._network, path) for path in adapter.changes}
 
     @property
     def names(self) -> list[str]:

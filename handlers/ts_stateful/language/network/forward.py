@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,25 +25,37 @@ from ts_stateful.language.kv.spans import Block, Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
 from ts_stateful.language.network.choices import ChoiceKernels
-from ts_stateful.language.network.deepstack import deepstack_added
-from ts_stateful.language.network.layer_kinds import layer_chunks
+from ts_stateful.language.network.layer_kinds import layer_chunks, layer_windows
 from ts_stateful.language.network.layout import cache_name
+from ts_stateful.language.network.spliced import deepstack_added, splice
 from ts_stateful.language.parallel.driver import Driver
 
-__all__ = ["Forward"]
+__all__ = ["Forward", "Passes"]
 
 # Tokens of the sequences by which kernels are verified, side by side, in two passes.
 _KERNEL_COUNTS = (70, 1), (2, 2), (9, 1), (1, 1)
 _EMBEDDED = "inputs_embeds"  # the argument of models that take embeddings instead of ids
 
 
-class Forward:
-    """Calls a model on new tokens of several sessions in one pass if `flat`, on the next one of each if `batched`.
+class Passes(NamedTuple):
+    """The passes that stock code can take: `flat` for new tokens of several sessions, `batched` for the next one of each."""
 
-    `one_pass` finds which. Faster ways of computing the same are used only after verification when the model is loaded.
+    flat: bool = False
+    batched: bool = False
+    token_by_token: bool = False  # it reads recurrent states for these alone, as Mamba 1 does
+    for_kernels: bool = False  # kernels implement the layers' attention
+
+
+class Forward:
+    """Calls a model on new tokens of several sessions, by passes that `one_pass` found, or else of one session.
+
+    Faster ways of computing the same are used only after verification when the model is loaded. `stock_attention` is what the
+    network was loaded with.
     """
 
-    def __init__(self, network: PreTrainedModel, layout: KVLayout) -> None:
+    def __init__(
+        self, network: PreTrainedModel, layout: KVLayout, stock_attention: str, passes: Passes
+    ) -> None:
         self.layout = layout
         self.network = network
         chunks = layer_chunks(self.text_config)
@@ -57,18 +68,18 @@ class Forward:
         self.rope_index = getattr(network.base_model, "get_rope_index", None)
         self._first_position = int(layout.per_prompt)  # PaliGemma counts them from 1
         self._mask = unused_mask(network.device)
-        self.adapters = Adapters(network, {})
+        self.adapters = Adapters(network)
         self.driver: Driver | None = None  # of the model's other parts, on other devices
         self.shortcut: Callable[[Rows], Tensor | None] | None = None  # for some steps, or for all
         self.graphs: DecodeGraphs | None = None  # if these are the shortcut
         self._fused: FusedRows | None = None
         self.choices = ChoiceKernels()  # from its logits
-        self.windows: list[int | None] = []  # of the layers' attention, as the model passed them
-        self.for_kernels = False  # if kernels implement the layers' attention
-        self.stock_attention = self.text_config._attn_implementation
-        self.flat = self.batched = False
-        # True if stock code reads recurrent states for single tokens alone, as Mamba 1 does.
-        self.token_by_token = False
+        self.stock_attention = stock_attention
+        self.flat, self.batched, self.token_by_token, self.for_kernels = passes
+
+    def with_passes(self, passes: Passes) -> Forward:
+        """Return other passes through the same network, without what this one uses by now."""
+        return Forward(self.network, self.layout, self.stock_attention, passes)
 
     @torch.inference_mode()
     def __call__(
@@ -111,7 +122,7 @@ class Forward:
         if self.token_by_token and spans[0].start and spans[0].num_tokens > 1:
             return self._one_by_one(ids, spans[0], positions, adapters)[keep]
         inputs = {**inputs}
-        embedded, deepstack = self._embedded(ids, *inputs.pop("spliced", ()))
+        embedded, deepstack = splice(self.network, ids, *inputs.pop("spliced", ()))
         some = keep if len(keep) < len(ids) else None
         rows = Rows(ids, positions, spans, some, only_highest, embedded, deepstack)
         logits = None
@@ -125,19 +136,6 @@ class Forward:
                 logits = self._by_model(rows, inputs)
         self.cache.end(spans)
         return logits
-
-    def _embedded(
-        self, ids: list[int], stands: Tensor | None = None, maps: Sequence[Tensor] = ()
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return `embedded` and `deepstack` of `Rows`, from the tokens that are not text and their feature maps."""
-        if stands is None:
-            return None, None
-        embeddings = self.network.get_input_embeddings()
-        text: Tensor = embeddings(to_device(ids, self.device)[None].masked_fill(stands, 0))
-        embedded, *others = (text, *text.new_zeros(len(maps) - 1, *text.shape))
-        for target, rows in zip((embedded, *others), maps, strict=True):
-            target[0, stands] = rows.to(text.dtype)
-        return embedded, torch.cat(others) if others else None
 
     def _by_model(self, rows: Rows, inputs: dict[str, Any]) -> Tensor:
         self.cache.begin(rows.spans, flat=self.flat)
@@ -242,18 +240,16 @@ class Forward:
             self.shortcut = shortcut
         return reason
 
-    def time_prompt(self, num_tokens: int) -> float:
-        """Return the seconds of a pass over a prompt."""
-        spans, ids = [Span(self.new_kv(), 0, num_tokens)], [1] * num_tokens
-        began_at = time.perf_counter()
-        self(ids, spans, None, [num_tokens - 1])
-        return time.perf_counter() - began_at
-
     def new_kv(self) -> KVCache:
         """Return the empty KV states of a new session."""
         if self.driver is not None:
             return self.driver.new_kv(self.layout, self.device)
         return KVCache(self.layout, self.device)
+
+    @property
+    def windows(self) -> list[int | None]:
+        """The windows in tokens of the layers' attention; None where there is none."""
+        return layer_windows(self.text_config)
 
     @property
     def device(self) -> torch.device:

@@ -8,7 +8,6 @@ from typing import Any
 
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from ts_stateful.language.kernels.attention import StepCache
 from ts_stateful.language.kernels.own_attention import own_windows
 
 __all__ = ["INDEXED", "RECURRENT", "layer_chunks", "layer_kinds", "layer_windows", "short_chunks"]
@@ -44,15 +43,13 @@ def _lengths(config: Any, kind: str) -> list[int | None]:
 
 
 @contextmanager
-def short_chunks(config: Any, cache: StepCache, size: int) -> Iterator[None]:
-    """Let layers that attend in chunks do so in chunks of `size` tokens meanwhile, in stock code and in the cache."""
-    chunks = cache.chunks
-    if not any(chunks):
+def short_chunks(config: Any, size: int) -> Iterator[None]:
+    """Let layers that attend in chunks do so in chunks of `size` tokens meanwhile."""
+    if not layer_chunks(config):
         yield
         return
     before, config.attention_chunk_size = config.attention_chunk_size, size
-    cache.chunks = [chunk and size for chunk in chunks]
     try:
         yield
     finally:
-        config.attention_chunk_size, cache.chunks = before, chunks
+        config.attention_chunk_size = before

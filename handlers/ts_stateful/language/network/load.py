@@ -25,6 +25,7 @@ from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
 from ts_stateful.language.kernels.cpu.packed_linear import can_pack, pack, pack_towers
 from ts_stateful.language.kernels.gpu.cuda_graphs import CudaCapturer
+from ts_stateful.language.kernels.samples import prompt_seconds
 from ts_stateful.language.kernels.select import find_kernels
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Span
@@ -142,8 +143,8 @@ def use_adapters(model: Model, folders: Mapping[str, Path]) -> None:
     """
     network, forward = model.network, model.forward
     loaded = {name: load_adapter(network, name, path) for name, path in folders.items()}
-    forward.adapters = Adapters(network, loaded)
     for name, adapter in loaded.items():
+        forward.adapters.add(name, adapter)
         try:
             forward([1, 2, 3], [Span(model.new_kv(), 0, 3)], None, [2], [name])
         except Exception as error:  # stock code may call its layers in any way
@@ -197,9 +198,9 @@ def _are_pieces_faster(forward: Forward, fused: FusedLayers) -> bool:
     pairs = []
     for _ in range(_TIMES):
         fused.cuts_steps = True
-        in_pieces = forward.time_prompt(_TIMED_TOKENS)
+        in_pieces = prompt_seconds(forward, _TIMED_TOKENS)
         fused.cuts_steps = False
-        pairs.append((in_pieces, forward.time_prompt(_TIMED_TOKENS)))
+        pairs.append((in_pieces, prompt_seconds(forward, _TIMED_TOKENS)))
     own, stock = (1000 * min(times) for times in zip(*pairs, strict=True))
     logger.info(
         "one call computes the decoder layers of %s steps: of a prompt of %d tokens in %.1f ms, stock code in %.1f ms",

@@ -14,7 +14,7 @@ from ts_stateful.language.kernels.latent import keep_latents
 from ts_stateful.language.kernels.own_attention import exchange_methods
 from ts_stateful.language.kernels.samples import apart, sample
 from ts_stateful.language.kv.layout import KVLayout
-from ts_stateful.language.network.forward import Forward
+from ts_stateful.language.network.forward import Forward, Passes
 from ts_stateful.language.network.layer_kinds import (
     INDEXED,
     RECURRENT,
@@ -36,80 +36,70 @@ _SHORT_CHUNK = 3  # tokens: the samples reach beyond it
 
 def find_forward(network: PreTrainedModel, layout: KVLayout) -> Forward:
     """Return the passes through a model, for many sessions at once as far as its logits stay the same; log why not in all."""
-    forward = Forward(network, layout)
-    config = forward.text_config
+    config = network.config.get_text_config(decoder=True)
+    passes = Passes()
+    alone = Forward(network, layout, config._attn_implementation, passes)
     others = layer_kinds(config) - _FLAT_KINDS
-    alone = f"its layers of {', '.join(sorted(others))} take one session at a time"
-    if forward.stock_attention not in ("sdpa", "eager"):
-        reason = f"its attention is {forward.stock_attention}, not sdpa or eager"
+    take_one = f"its layers of {', '.join(sorted(others))} take one session at a time"
+    if alone.stock_attention not in ("sdpa", "eager"):
+        reason = f"its attention is {alone.stock_attention}, not sdpa or eager"
     elif others - RECURRENT:
-        reason = alone
+        reason = take_one
     else:
         keep_latents(network)
         exchange_methods(network)
         exchange_biased(network)
         with all_chosen(network):
-            reason = _difference_of_batch(forward) if others else _difference(forward)
-        forward.flat = not (reason or others)
-        forward.batched = bool(others) and not reason
+            passes, reason = _verify_batched(alone) if others else _verify_flat(alone)
     if reason:
-        config._attn_implementation = forward.stock_attention
+        config._attn_implementation = alone.stock_attention
         logger.warning("every session gets its own forward pass: %s", reason)
-    elif others:
-        logger.info("one forward pass for all replies, and one for each prompt: %s", alone)
-    return forward
+        return alone
+    if others:
+        logger.info("one forward pass for all replies, and one for each prompt: %s", take_one)
+    return alone.with_passes(passes)
 
 
-def _difference_of_batch(forward: Forward) -> str:
-    """Give the model a pass for the next tokens of many sessions; return how its logits differ."""
-    expected, _ = sample(forward, _BATCH_COUNTS)
-    forward.text_config._attn_implementation = FLAT
-    forward.batched = True
+def _verify_batched(alone: Forward) -> tuple[Passes, str]:
+    """Try a pass for the next tokens of many sessions; return how its logits differ."""
+    passes = Passes(batched=True)
+    expected, _ = sample(alone, _BATCH_COUNTS)
+    alone.text_config._attn_implementation = FLAT
     try:
-        found, _ = sample(forward, _BATCH_COUNTS)
+        found, _ = sample(alone.with_passes(passes), _BATCH_COUNTS)
     except Exception as error:  # stock code that was not made for it may raise anything
         logger.debug("one pass for all replies failed", exc_info=error)
-        return f"{type(forward.network).__name__} takes no batch of sessions: {error}"
-    finally:
-        forward.batched = False
-    differ = apart(found, expected, forward.dtype)
-    return differ and f"in one pass for all {differ}"
+        return passes, f"{type(alone.network).__name__} takes no batch of sessions: {error}"
+    return passes, _difference(alone, found, expected)
 
 
-def _difference(forward: Forward) -> str:
-    """Give the model the attention of many sessions; return how its logits differ."""
-    config = forward.text_config
-    with short_chunks(config, forward.cache, _SHORT_CHUNK), few_chosen(forward.network):
-        expected, _ = sample(forward, _COUNTS)
-        found = _sample_flat(forward, FLAT)
-        if found is None:  # Falcon never asks the library, and calls torch itself
-            found = _sample_flat(forward, forward.stock_attention)
-    if found is None:
-        return (
-            f"{type(forward.network).__name__} computes its attention by code of its own, "
-            "which takes one session at a time"
-        )
-    layers = forward.cache.states or ()
-    forward.windows = [states.window for states in layers]
-    forward.for_kernels = all(states.for_kernels for states in layers)
+def _verify_flat(alone: Forward) -> tuple[Passes, str]:
+    """Try the attention of many sessions; return how its logits differ."""
+    config, passes = alone.text_config, Passes(flat=True)
+    with short_chunks(config, _SHORT_CHUNK), few_chosen(alone.network):
+        expected, _ = sample(alone, _COUNTS)
+        for attention in (FLAT, alone.stock_attention):  # Falcon never asks, and calls torch itself
+            config._attn_implementation = attention
+            flat = alone.with_passes(passes)
+            try:
+                found, _ = sample(flat, _COUNTS)
+                break
+            except Exception as error:  # stock code that was not made for it may raise anything
+                logger.debug("one pass for all sessions failed", exc_info=error)
+        else:
+            return passes, (
+                f"{type(alone.network).__name__} computes its attention by code of its own, "
+                "which takes one session at a time"
+            )
+    layers = flat.cache.states or ()
     # The samples are too short to reach the end of a window, so every layer that has one must pass it.
-    windows = layer_windows(config)
-    if forward.windows != windows:
-        return (
-            f"its attention receives windows {forward.windows}, not its configuration's {windows}"
-        )
+    given, windows = [states.window for states in layers], layer_windows(config)
+    if given != windows:
+        return passes, f"its attention receives windows {given}, not its configuration's {windows}"
+    passes = Passes(flat=True, for_kernels=all(states.for_kernels for states in layers))
+    return passes, _difference(alone, found, expected)
+
+
+def _difference(forward: Forward, found: Tensor, expected: Tensor) -> str:
     differ = apart(found, expected, forward.dtype)
     return differ and f"in one pass for all {differ}"
-
-
-def _sample_flat(forward: Forward, attention: str) -> Tensor | None:
-    """Return the samples' logits by one pass for all, with this attention; None if the model cannot compute it."""
-    forward.text_config._attn_implementation = attention
-    forward.flat = True
-    try:
-        return sample(forward, _COUNTS)[0]
-    except Exception as error:  # stock code that was not made for it may raise anything
-        logger.debug("one pass for all sessions failed", exc_info=error)
-        return None
-    finally:
-        forward.flat = False

@@ -20,6 +20,7 @@ from tests.support.tiny.omni import qwen2_5_omni, qwen3_omni, thinker
 from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.encoders.vision import Vision
 from ts_stateful.language.network.load import Model, load_model
+from ts_stateful.language.network.spliced import splice
 from ts_stateful.language.trial import verify_media
 from ts_stateful.media.load import MediaFile
 from ts_stateful.protocol.chat import Chat, Said
@@ -60,15 +61,15 @@ def test_pictures_and_clips_of_later_turns(
     """
     model = build()
     assert model.encoder is not None
-    embed, given = model.forward._embedded, list[tuple[set[int], int]]()
+    given = list[tuple[set[int], int]]()
 
-    def spy(ids: list[int], *spliced: Any) -> tuple[Tensor | None, Tensor | None]:
+    def spy(network: Any, ids: list[int], *spliced: Any) -> tuple[Tensor | None, Tensor | None]:
         if spliced:
             stands, maps = spliced
             given.append((set(torch.tensor(ids)[stands].tolist()), len(maps)))
-        return embed(ids, *spliced)
+        return splice(network, ids, *spliced)
 
-    monkeypatch.setattr(model.forward, "_embedded", spy)
+    monkeypatch.setattr("ts_stateful.language.network.forward.splice", spy)
     harness = Harness(model)
     harness.open("s", [noise(1), sound(1)])
     ask(model, harness, "s", sound(2, 0.9))
