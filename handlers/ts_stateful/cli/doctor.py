@@ -21,9 +21,9 @@ from ts_stateful.client.transports.transport import TransportOptions
 from ts_stateful.clock import SYSTEM_CLOCK
 from ts_stateful.doctor.answers import facts_of
 from ts_stateful.doctor.diagnosis import diagnose, in_words
-from ts_stateful.doctor.evidence import ExaminedModel, gather
+from ts_stateful.doctor.evidence import ExaminedModel
 from ts_stateful.doctor.repair import repaired
-from ts_stateful.doctor.watch import Watch, WholeExaminer
+from ts_stateful.doctor.watch import Watch
 
 __all__ = ["EPILOG", "add_options", "attend", "examine"]
 
@@ -105,7 +105,7 @@ def examine(options: argparse.Namespace) -> bool:
         raise ValueError("--json examines once; leave out --repair and --watch")
     with _examined(options) as model:
         if options.json:
-            evidence = gather(model)
+            evidence = model.examine()
             diagnosis = diagnose(evidence)
             found = {"model": model.name, "healthy": diagnosis.is_healthy}
             found |= {"findings": [asdict(finding) for finding in diagnosis.findings]}
@@ -114,7 +114,7 @@ def examine(options: argparse.Namespace) -> bool:
             return diagnosis.is_healthy
         if options.watch is None:
             return attend(model, Terminal(sys.stdout), repair=options.repair)
-        watch = Watch(WholeExaminer(model), _DatedTerminal(sys.stdout), repair=options.repair)
+        watch = Watch(model, _DatedTerminal(sys.stdout), repair=options.repair)
         while True:
             watch.look_again()
             SYSTEM_CLOCK.sleep(options.watch)
@@ -122,7 +122,7 @@ def examine(options: argparse.Namespace) -> bool:
 
 def attend(model: ExaminedModel, terminal: Terminal, *, repair: bool) -> bool:
     """Examine the model once, repair it if asked, and then examine it again. Return True if it is healthy."""
-    evidence = gather(model)
+    evidence = model.examine()
     diagnosis = diagnose(evidence)
     for line in in_words(evidence, diagnosis):
         terminal.line(line)

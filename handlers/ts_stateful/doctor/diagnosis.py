@@ -18,7 +18,7 @@ from ts_stateful.protocol.answers import HelloAnswer
 from ts_stateful.protocol.errors import EngineUnavailable
 from ts_stateful.protocol.profile import Profile
 
-__all__ = ["RESTART", "Diagnosis", "Repair", "diagnose", "diagnose_workers", "in_words"]
+__all__ = ["RESTART", "Diagnosis", "Repair", "diagnose", "in_words"]
 
 _DOCTOR = "run `ts-stateful doctor --repair`"
 RESTART = "restart TorchServe; sessions in a store continue afterwards"
@@ -51,6 +51,8 @@ class Diagnosis(NamedTuple):
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Explain the evidence."""
+    if evidence.was_replaced is not None:
+        return _diagnose_workers(evidence)
     if isinstance(evidence.description, Readiness):
         own = list(front_findings(evidence, evidence.description))
         own += session_findings(evidence) if Diagnosis(own).is_healthy else ()
@@ -72,8 +74,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return Diagnosis(findings, repair, may_pass=_may_pass(evidence))
 
 
-def diagnose_workers(evidence: Evidence, *, was_replaced: bool) -> Diagnosis:
-    """Explain evidence without a request. `was_replaced`: the worker before was lost, too, perhaps to the same queue."""
+def _diagnose_workers(evidence: Evidence) -> Diagnosis:
+    """Explain evidence without a request."""
     description = evidence.description
     if evidence.is_unregistered:
         message = f"TorchServe has no model {evidence.model}: it was unregistered, or its repair stopped halfway"
@@ -82,7 +84,7 @@ def diagnose_workers(evidence: Evidence, *, was_replaced: bool) -> Diagnosis:
         return Diagnosis([])
     message = f"the process of {evidence.model} exited, and TorchServe starts no other that works"
     finding = error("worker", message, "none is needed: the server repairs it")
-    discards_queue = description.stateful or was_replaced
+    discards_queue = description.stateful or evidence.was_replaced
     return Diagnosis([finding], Repair.REGISTER if discards_queue else Repair.SCALE)
 
 

@@ -21,7 +21,7 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.requests import Close, Command, Continue, Hello, Info, Open
 
-__all__ = ["PROBE_SESSION", "Evidence", "ExaminedModel", "Failure", "gather", "tried"]
+__all__ = ["PROBE_SESSION", "Evidence", "ExaminedModel", "Failure", "tried"]
 
 # In the sequence profile TorchServe keeps a place for every id, so all probes use this one, also deploy/kubernetes/hello.py.
 # An id from before a worker's death hangs for ever, as the sessions of that time do.
@@ -35,13 +35,97 @@ Failure = ClientError | StatefulError
 
 @dataclass(frozen=True)
 class ExaminedModel:
-    """A model, the connections to examine it, and the time that each answer may take."""
+    """A model, the connections to examine it, and the time that each answer may take. An `Examiner`."""
 
     name: str
     management: Management
     transport: Transport
     timeout_s: float
     metrics_url: str = ""  # of a front without TorchServe
+
+    def examine(self, before: Evidence | None = None) -> Evidence:
+        """Examine the model from TorchServe down to the store, as far as each part answers.
+
+        If no answer came `before` either, use no more new ids: each keeps a place until it has been idle.
+        """
+        hello = self._ask(Hello(session_id=PROBE_SESSION), HelloAnswer)
+        answers = isinstance(hello, HelloAnswer)
+        seen = self._from_outside(None if answers else self._worker(PROBE_SESSION))
+        if seen.worker is not None:
+            if before is not None and isinstance(before.worker, DeadlineExceeded):
+                return replace(seen, new_ids=before.new_ids)
+            return replace(seen, new_ids=self._new_ids(seen))
+        if not answers:
+            return replace(seen, hello=hello)
+        session, is_saved = self._session()
+        return replace(seen, hello=hello, session=session, is_saved=is_saved)
+
+    def _from_outside(self, worker: Failure | None) -> Evidence:
+        """Read TorchServe's description of the model, and look for its workers' processes on this machine."""
+        management = self.management
+        readiness = tried(management.readiness)
+        if isinstance(readiness, Readiness):
+            version = tried(lambda: management.version(self.name))
+            return Evidence(
+                self.name,
+                readiness,
+                worker,
+                version=version if isinstance(version, str) else None,
+                has_metrics=tried(lambda: management.measures(self.metrics_url, self.name)) is True,
+            )
+        description = tried(lambda: management.describe(self.name))
+        models: tuple[str, ...] = ()
+        if isinstance(description, ClientError):
+            with contextlib.suppress(ClientError):
+                models = tuple(management.models())
+        workers = description.workers if isinstance(description, Description) else ()
+        runs = [(worker.status, management.runs(worker)) for worker in workers]
+        is_starting = any(process for status, process in runs if status != "READY")
+        is_unseen = any(process is None for _, process in runs)
+        return Evidence(
+            self.name,
+            description,
+            worker,
+            models=models,
+            is_starting=is_starting or (None if is_unseen else False),
+            has_exited=bool(runs) and all(process is False for _, process in runs),
+        )
+
+    def _new_ids(self, seen: Evidence) -> bool | None:
+        """Return True if new ids get answers while known ones hang; None if that is no question."""
+        description = seen.description
+        if not isinstance(description, Description) or not isinstance(
+            seen.worker, DeadlineExceeded
+        ):
+            return None
+        if not description.stateful or not description.is_ready or seen.has_exited:
+            return None
+        return any(self._worker(None) is None for _ in range(_NEW_IDS))
+
+    def _ask(self, command: Command, answer: type[_Answer]) -> _Answer | Failure:
+        return tried(lambda: parse(self.transport.call(command, self.timeout_s), answer))
+
+    def _worker(self, session_id: str | None) -> Failure | None:
+        # The worker itself refuses this command, so no engine takes part. Without a principal it refuses any. The refusal
+        # counts in the server's metrics, so one that answers is not asked.
+        refused = self._ask(Continue(session_id=session_id, turn=0), HelloAnswer)
+        answers = InvalidRequest | Unauthenticated | KeysUnavailable | HelloAnswer
+        return None if isinstance(refused, answers) else refused
+
+    def _session(self) -> tuple[Failure | None, bool | None]:
+        """Open a session, which goes to the store, and close it."""
+        opened = self._ask(Open(session_id=PROBE_SESSION, ttl_s=_SESSION_S), Opened)
+        if isinstance(opened, InvalidRequest | Unauthenticated):
+            # The model has no sessions, or takes steps, or the doctor has no principal.
+            return None, None
+        # It may be open already: from an earlier run, or by a doctor at another node of the same store.
+        if not isinstance(opened, Opened | SessionError):
+            return opened, None
+        info = self._ask(Info(session_id=PROBE_SESSION), SessionInfo)
+        self._ask(Close(session_id=PROBE_SESSION), Closed)
+        if isinstance(info, SessionInfo):
+            return None, info.saved
+        return None if isinstance(info, SessionError) else info, None
 
 
 @dataclass(frozen=True)
@@ -61,104 +145,14 @@ class Evidence:
     is_saved: bool | None = None  # True: the store has the opened session
     version: str | None = None  # of the model of a front without TorchServe
     has_metrics: bool = False  # likewise
+    # The worker before was lost, too, perhaps to the same queue. None: not by the processes alone, see `torchserve.guard`.
+    was_replaced: bool | None = None
 
     @property
     def is_unregistered(self) -> bool:
         """Return True if TorchServe has no such model."""
         refused = self.description
         return isinstance(refused, ServerRefused) and refused.is_without_model
-
-
-def gather(model: ExaminedModel, before: Evidence | None = None) -> Evidence:
-    """Examine the model from TorchServe down to the store, as far as each part answers.
-
-    If no answer came `before` either, use no more new ids: each keeps a place until it has been idle.
-    """
-    probe = _Probe(model.transport, model.timeout_s)
-    hello = probe.ask(Hello(session_id=PROBE_SESSION), HelloAnswer)
-    answers = isinstance(hello, HelloAnswer)
-    seen = _from_outside(model, None if answers else probe.worker(PROBE_SESSION))
-    if seen.worker is not None:
-        if before is not None and isinstance(before.worker, DeadlineExceeded):
-            return replace(seen, new_ids=before.new_ids)
-        return replace(seen, new_ids=_new_ids(probe, seen))
-    if not answers:
-        return replace(seen, hello=hello)
-    session, is_saved = probe.session()
-    return replace(seen, hello=hello, session=session, is_saved=is_saved)
-
-
-def _from_outside(model: ExaminedModel, worker: Failure | None) -> Evidence:
-    """Read TorchServe's description of the model, and look for its workers' processes on this machine."""
-    management = model.management
-    readiness = tried(management.readiness)
-    if isinstance(readiness, Readiness):
-        version = tried(lambda: management.version(model.name))
-        return Evidence(
-            model.name,
-            readiness,
-            worker,
-            version=version if isinstance(version, str) else None,
-            has_metrics=tried(lambda: management.measures(model.metrics_url, model.name)) is True,
-        )
-    description = tried(lambda: management.describe(model.name))
-    models: tuple[str, ...] = ()
-    if isinstance(description, ClientError):
-        with contextlib.suppress(ClientError):
-            models = tuple(management.models())
-    workers = description.workers if isinstance(description, Description) else ()
-    runs = [(worker.status, management.runs(worker)) for worker in workers]
-    is_starting = any(process for status, process in runs if status != "READY")
-    is_unseen = any(process is None for _, process in runs)
-    return Evidence(
-        model.name,
-        description,
-        worker,
-        models=models,
-        is_starting=is_starting or (None if is_unseen else False),
-        has_exited=bool(runs) and all(process is False for _, process in runs),
-    )
-
-
-def _new_ids(probe: _Probe, seen: Evidence) -> bool | None:
-    """Return True if new ids get answers while known ones hang; None if that is no question."""
-    description = seen.description
-    if not isinstance(description, Description) or not isinstance(seen.worker, DeadlineExceeded):
-        return None
-    if not description.stateful or not description.is_ready or seen.has_exited:
-        return None
-    return any(probe.worker(None) is None for _ in range(_NEW_IDS))
-
-
-class _Probe:
-    def __init__(self, transport: Transport, timeout_s: float) -> None:
-        self._transport = transport
-        self._timeout_s = timeout_s
-
-    def ask(self, command: Command, answer: type[_Answer]) -> _Answer | Failure:
-        return tried(lambda: parse(self._transport.call(command, self._timeout_s), answer))
-
-    def worker(self, session_id: str | None) -> Failure | None:
-        # The worker itself refuses this command, so no engine takes part. Without a principal it refuses any. The refusal
-        # counts in the server's metrics, so one that answers is not asked.
-        refused = self.ask(Continue(session_id=session_id, turn=0), HelloAnswer)
-        answers = InvalidRequest | Unauthenticated | KeysUnavailable | HelloAnswer
-        return None if isinstance(refused, answers) else refused
-
-    def session(self) -> tuple[Failure | None, bool | None]:
-        """Open a session, which goes to the store, and close it."""
-        opened = self.ask(Open(session_id=PROBE_SESSION, ttl_s=_SESSION_S), Opened)
-        if isinstance(opened, InvalidRequest | Unauthenticated):
-            # The model has no sessions, or takes steps, or the doctor has no principal.
-            return None, None
-        # It may be open already: from an earlier run, or by a doctor at another node of the same store.
-        if not isinstance(opened, Opened | SessionError):
-            return opened, None
-        info = self.ask(Info(session_id=PROBE_SESSION), SessionInfo)
-        self.ask(Close(session_id=PROBE_SESSION), Closed)
-        if isinstance(info, SessionInfo):
-            return None, info.saved
-        return None if isinstance(info, SessionError) else info, None
 
 
 def tried(ask: Callable[[], _Answer]) -> _Answer | Failure:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from ts_stateful.client.management import Description, Management
-from ts_stateful.doctor.diagnosis import Diagnosis, Repair, diagnose, in_words
-from ts_stateful.doctor.evidence import Evidence, ExaminedModel, gather
+from ts_stateful.doctor.diagnosis import Repair, diagnose, in_words
+from ts_stateful.doctor.evidence import Evidence
 from ts_stateful.doctor.repair import RepairOutput, repaired
 
-__all__ = ["Examiner", "Watch", "WholeExaminer"]
+__all__ = ["Examiner", "Watch"]
 
 # Looks in a row that must find the same before a repair. A repair breaks requests, and a busy server is slow to answer, too.
 _SURE = 2
@@ -25,25 +25,8 @@ class Examiner(Protocol):
     def management(self) -> Management:
         """The management API of its TorchServe."""
 
-    def examine(self, before: Evidence | None) -> tuple[Evidence, Diagnosis]:
+    def examine(self, before: Evidence | None) -> Evidence:
         """Examine the model; `before` is the evidence of the last look."""
-
-
-@dataclass(frozen=True)
-class WholeExaminer:
-    """The examination from TorchServe down to the store. An `Examiner`."""
-
-    model: ExaminedModel
-
-    @property
-    def management(self) -> Management:
-        """See `Examiner`."""
-        return self.model.management
-
-    def examine(self, before: Evidence | None) -> tuple[Evidence, Diagnosis]:
-        """See `Examiner`."""
-        evidence = gather(self.model, before)
-        return evidence, diagnose(evidence)
 
 
 class Watch:
@@ -77,8 +60,8 @@ class Watch:
 
     def look_again(self) -> None:
         """Look once, print changes, and repair if it is time."""
-        evidence, diagnosis = self._examiner.examine(self._before)
-        self._before = evidence
+        self._before = evidence = self._examiner.examine(self._before)
+        diagnosis = diagnose(evidence)
         found = [(finding.severity, finding.key) for finding in diagnosis.findings]
         if found != self._printed:
             self._printed = found

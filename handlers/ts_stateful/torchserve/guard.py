@@ -18,7 +18,6 @@ import psutil
 from ts_stateful.client.errors import ClientError, ServerRefused
 from ts_stateful.client.management import Description, Management, ModelWorker
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
-from ts_stateful.doctor.diagnosis import Diagnosis, diagnose_workers
 from ts_stateful.doctor.evidence import Evidence, tried
 from ts_stateful.doctor.repair import RepairOutput
 from ts_stateful.doctor.watch import Watch
@@ -62,7 +61,7 @@ class WorkerExaminer:
         """Return True if nothing was in progress at the last look, and all processes have been running since."""
         return self._is_settled and all(process.is_running for process in self._running.values())
 
-    def examine(self, _before: Evidence | None) -> tuple[Evidence, Diagnosis]:
+    def examine(self, _before: Evidence | None) -> Evidence:
         """See `Examiner`."""
         description = tried(lambda: self.management.describe(self._name))
         has_exited, replaced = False, set[str]()
@@ -79,9 +78,11 @@ class WorkerExaminer:
         self._is_settled = (
             isinstance(description, Description) and description.is_ready and not has_exited
         )
-        evidence = Evidence(self._name, description, worker=None, has_exited=has_exited)
+        evidence = Evidence(
+            self._name, description, None, has_exited=has_exited, was_replaced=bool(replaced)
+        )
         self.is_unregistered = evidence.is_unregistered
-        return evidence, diagnose_workers(evidence, was_replaced=bool(replaced))
+        return evidence
 
     def _have_exited(self, description: Description) -> bool:
         """Return True if all workers have exited for good. A model with several workers is not one of this package."""

@@ -10,7 +10,7 @@ from tests.support.fake_management import FakeManagement, FakeModel, FakeTranspo
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client.errors import DeadlineExceeded, ServerUnreachable
 from ts_stateful.doctor.evidence import ExaminedModel
-from ts_stateful.doctor.watch import Watch, WholeExaminer
+from ts_stateful.doctor.watch import Watch
 
 
 class Ward:
@@ -21,7 +21,7 @@ class Ward:
         self.management = FakeManagement(model)
         self._out = io.StringIO()
         examined = ExaminedModel("chat", self.management, FakeTransport(model), 5.0)
-        self._watch = Watch(WholeExaminer(examined), Terminal(self._out), repair=repair)
+        self._watch = Watch(examined, Terminal(self._out), repair=repair)
 
     @property
     def said(self) -> list[str]:
