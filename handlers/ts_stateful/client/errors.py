@@ -12,8 +12,6 @@ ClientError
 
 from __future__ import annotations
 
-from ts_stateful.protocol.errors import StatefulError
-
 __all__ = [
     "ClientError",
     "ConnectionClosed",
@@ -23,7 +21,6 @@ __all__ = [
     "ServerRefused",
     "ServerUnreachable",
     "StreamStalled",
-    "is_retryable",
     "unreachable",
 ]
 
@@ -94,8 +91,3 @@ def unreachable(reason: str) -> ServerUnreachable:
     error = ServerUnreachable(f"name the certificates to trust in `ca_file`: {reason}")
     error.retryable = False
     return error
-
-
-def is_retryable(error: Exception) -> bool:
-    """Return True if the same request may succeed later."""
-    return isinstance(error, ClientError | StatefulError) and error.retryable

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ts_stateful.client.errors import (
+    ClientError,
     DeadlineExceeded,
     ServerUnreachable,
     StreamStalled,
-    is_retryable,
 )
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
+from ts_stateful.protocol.errors import StatefulError
 
 __all__ = ["Attempts", "Deadline", "RetryPolicy"]
 
@@ -82,7 +83,7 @@ class Attempts:
         """Start the count of failures again, since the server answered."""
         self.num_failures = self._num_waits = 0
 
-    def wait_after(self, error: Exception) -> None:
+    def wait_after(self, error: ClientError | StatefulError) -> None:
         """Wait until the next attempt; raise the error if it is final, too frequent or too late for one."""
         if isinstance(error, StreamStalled):
             return  # it has cost its time already, and ends at the deadline
@@ -90,7 +91,7 @@ class Attempts:
             raise self.deadline.exceeded() from error  # a transport names what was left of the time
         is_waiting = self._policy.waits_for_server and isinstance(error, ServerUnreachable)
         is_last = self.num_failures >= self._policy.max_retries
-        if not is_retryable(error) or (is_last and not is_waiting):
+        if not error.retryable or (is_last and not is_waiting):
             raise error
         if is_waiting:
             self._num_waits += 1

@@ -186,7 +186,7 @@ class SageMakerTransport(Transport):
         return request if session_id is None else {**request, "SessionId": session_id}
 
     @contextlib.contextmanager
-    def _errors(self, command: Command | None, silence: ClientError) -> Iterator[None]:
+    def _errors(self, command: Command, silence: ClientError) -> Iterator[None]:
         """Raise boto3's errors as this package's, and `silence` if the service is silent for too long."""
         try:
             yield
@@ -204,7 +204,7 @@ class SageMakerTransport(Transport):
             raise ClientError(str(error)) from None
 
     def _refusal(
-        self, command: Command | None, response: Mapping[str, Any]
+        self, command: Command, response: Mapping[str, Any]
     ) -> StatefulError | ClientError:
         code, message = response["Error"]["Code"], response["Error"]["Message"]
         status = int(response["ResponseMetadata"]["HTTPStatusCode"])
@@ -216,12 +216,7 @@ class SageMakerTransport(Transport):
             )
         # The endpoint's name may contain the word, too.
         about_session = "session" in message.replace(self._address.endpoint, "").lower()
-        if (
-            code == "ValidationError"
-            and command is not None
-            and command.session_id
-            and about_session
-        ):
+        if code == "ValidationError" and command.session_id and about_session:
             # The service keeps no record of how a session ended. For `close`, ended is the aim.
             return (SessionClosed if isinstance(command, Close) else SessionNotFound)(message)
         refused = ServerRefused(

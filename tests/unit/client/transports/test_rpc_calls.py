@@ -9,7 +9,6 @@ import pytest
 from google.rpc.status_pb2 import Status
 
 from ts_stateful.client import ServerRefused, ServerUnreachable
-from ts_stateful.client.errors import is_retryable
 from ts_stateful.client.transports.rpc_calls import (
     GrpcCall,
     Inbox,
@@ -49,14 +48,14 @@ def test_an_answer_that_breaks_off_may_be_asked_for_again(end: Ended) -> None:
     """For example, HAProxy loses the node in the middle of an answer and ends the stream without a status."""
     error = error_of(end, 100)
     assert isinstance(error, ServerUnreachable)
-    assert is_retryable(error)
+    assert error.retryable
 
 
 def test_an_unknown_error_of_the_server_is_final() -> None:
     """It is not retried, as it would come again."""
     error = error_of(Ended(grpc.StatusCode.UNKNOWN, "Application error"), 100)
     assert isinstance(error, ServerRefused)
-    assert not is_retryable(error)
+    assert not error.retryable
 
 
 def test_a_token_goes_in_the_message_too() -> None:
