@@ -48,13 +48,8 @@ class QuotasConfig(Quota, frozen=True, kw_only=True):
     def of(self, principal: str | None) -> Quota:
         """Return the quotas of a principal; None for clients without one."""
         own = self.principals.get(principal, Quota()) if principal is not None else Quota()
-        return Quota(
-            open_sessions=own.open_sessions or self.open_sessions,
-            parked_sessions=own.parked_sessions or self.parked_sessions,
-            turns_in_flight=own.turns_in_flight or self.turns_in_flight,
-            queued_bytes=own.queued_bytes or self.queued_bytes,
-            tokens_per_minute=own.tokens_per_minute or self.tokens_per_minute,
-        )
+        names = Quota.__struct_fields__
+        return Quota(**{name: getattr(own, name) or getattr(self, name) for name in names})
 
 
 class ImplicitConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):

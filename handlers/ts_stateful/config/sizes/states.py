@@ -10,18 +10,8 @@ from ts_stateful.protocol.declarations import Datatype, State
 
 __all__ = ["StatesSize"]
 
-_ITEM_BYTES = {
-    Datatype.BOOL: 1,
-    Datatype.UINT8: 1,
-    Datatype.INT8: 1,
-    Datatype.INT16: 2,
-    Datatype.INT32: 4,
-    Datatype.INT64: 8,
-    Datatype.FP16: 2,
-    Datatype.FP32: 4,
-    Datatype.FP64: 8,
-    Datatype.BF16: 2,
-}
+# The names have the bits of an element, except for BOOL.
+_ITEM_BYTES = {kind: int(kind.value.lstrip("BFILNOPTU") or 8) // 8 for kind in Datatype}
 
 
 @dataclass(frozen=True)
