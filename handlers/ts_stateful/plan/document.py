@@ -106,9 +106,11 @@ def _handler(asked: Asked, one: Weight | None, budget: Budget | None) -> list[_R
     rows = [
         _Row("device", "cuda" if asked.gpus else "cpu"),
         _Row("engines", asked.engines, f"{asked.engines} with {share} sessions each"),
-        *_split(asked),
         _Row("loadTimeoutSec", _load_timeout_s(asked), read),
     ]
+    if asked.split > 1:
+        shown = f"{asked.split} GPUs of an engine; all bytes but hostCacheBytes are those of one"
+        rows.insert(2, _Row("tensorParallel", asked.split, shown))
     if states is None:
         rows.append(_Row("dtype", None if asked.dtype == "auto" else asked.dtype))
         rows.append(_Row("contextLength", asked.context))
@@ -130,13 +132,6 @@ def _handler(asked: Asked, one: Weight | None, budget: Budget | None) -> list[_R
         host = budget.host * asked.split
         rows.append(_Row("hostCacheBytes", host, show_bytes(host)))
     return rows
-
-
-def _split(asked: Asked) -> list[_Row]:
-    if asked.split == 1:
-        return []
-    shown = f"{asked.split} GPUs of an engine; all bytes but hostCacheBytes are those of one"
-    return [_Row("tensorParallel", asked.split, shown)]
 
 
 def _keys(rows: Sequence[_Row]) -> dict[str, Any]:

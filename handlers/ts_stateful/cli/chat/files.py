@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ts_stateful.config.sizes.quantities import show_bytes
@@ -17,14 +17,9 @@ class FileRefused(Exception):
     """The server would not take the file; the message says why."""
 
 
-@dataclass(frozen=True)
-class _Kind:
-    noun: str
+class _Kind(NamedTuple):
+    nouns: str
     most: int  # of one request
-
-    @property
-    def nouns(self) -> str:
-        return f"{self.noun}s"
 
 
 class Files:
@@ -32,8 +27,8 @@ class Files:
 
     def __init__(self, limits: ServerLimits) -> None:
         self._max_bytes = limits.image_bytes
-        self._image = _Kind("image", limits.images)
-        self._clip = _Kind("clip", limits.audio)
+        self._image = _Kind("images", limits.images)
+        self._clip = _Kind("clips", limits.audio)
         self.images: list[str] = []
         self.audio: list[str] = []
 
