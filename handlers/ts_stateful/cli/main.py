@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ts_stateful.cli.admin import administer_server
-from ts_stateful.cli.admin_options import COMMANDS
+from ts_stateful.cli.admin import COMMANDS, administer_server
 from ts_stateful.cli.chat import NAMES, ChatLoop, ChatOptions
 from ts_stateful.cli.chat.files import FileRefused
 from ts_stateful.cli.chat.keyboard import lines_of

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ts_stateful.cli import admin_options, doctor, init, pack_options, plan, serve_options
+from ts_stateful.cli import admin, doctor, init, pack, plan, serve_options
 from ts_stateful.cli.chat import COMMANDS
 from ts_stateful.cli.numbers import positive, whole
 from ts_stateful.protocol.unknown import similar
@@ -164,14 +164,12 @@ def _add_operating(add: Callable[..., argparse.ArgumentParser]) -> None:
     doctor.add_options(
         add("doctor", "examine a model that does not answer, and repair it", doctor.EPILOG)
     )
-    admin_options.add_commands(add)
+    admin.add_commands(add)
 
 
 def _add_offline(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     """Add the commands that need no server."""
-    pack_options.add_options(
-        add("pack", "pack a model into an archive for TorchServe", pack_options.EPILOG)
-    )
+    pack.add_options(add("pack", "pack a model into an archive for TorchServe", pack.EPILOG))
     init.add_options(add("init", "ask five questions, and write a configuration", init.EPILOG))
     check = add("check", "check a configuration and print its capacity", _CHECK_EPILOG)
     check.add_argument("file", type=Path, help="a model-config.yaml")

@@ -17,7 +17,7 @@ from rich.console import Console
 from tests.support.admin_server import FakeAdmin, session_document, status_document
 from tests.support.clock import FakeClock
 from ts_stateful.cli import main
-from ts_stateful.cli.admin_options import COMMANDS
+from ts_stateful.cli.admin import COMMANDS
 from ts_stateful.cli.top import screen, top
 from ts_stateful.client.admin import AdminClient
 from ts_stateful.process.private import user_folder
