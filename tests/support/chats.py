@@ -70,7 +70,7 @@ class Chats:
         ]
         expansions = [image.ids for image in held.state.images]
         assert held.state.dialogue.rendered == text._render(messages, expansions)
-        turn = held.turns[-1]
+        turn = held.state.turns[-1]
         prompt, reply = held.state.log[: turn.usage.prompt_tokens], held.state.log
         pictures = [part for _, said in told for part in said if part in self.pictures]
         inputs: dict[str, Any] = {}

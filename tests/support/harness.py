@@ -278,7 +278,7 @@ def _seen_tiles(prompt: Sequence[int], mask: torch.Tensor, inputs: Any) -> torch
 def reference_reply(model: Model, harness: Harness, session_id: str, max_new_tokens: int) -> None:
     """Asserts that the last committed turn is what stock `generate` makes of the whole transcript from scratch."""
     session = harness.engine.table.get(session_id)
-    log, turn, seen = session.state.log, session.turns[-1], len(session.state.images)
+    log, turn, seen = session.state.log, session.state.turns[-1], len(session.state.images)
     prompt, reply = log[: turn.usage.prompt_tokens], log[turn.usage.prompt_tokens :]
     inputs: dict[str, Any] = {}
     if model.encoder is not None and session.state.images:

@@ -95,10 +95,10 @@ class LanguageKind:
         """See `ModelKind`. A turn that follows the last one is written, one that follows an earlier one is copied first."""
         command = message.command
         if isinstance(command, Respond):
-            follows_last = command.after in (None, len(session.turns))
+            follows_last = command.after in (None, len(session.state.turns))
             return command.forks or message.ephemeral or not follows_last
         if isinstance(command, Prompt) and command.turn is not None:
-            return command.turn <= len(session.turns)  # it is answered from its record
+            return command.turn <= len(session.state.turns)  # it is answered from its record
         reads = isinstance(command, Info | Continue | Fork | Recall | Discard)
         return reads or message.creates_session  # which the session that is here may forbid
 
@@ -164,7 +164,7 @@ class LanguageKind:
         for session in self._core.table:
             context = session.state
             assert session.busy or context.kv.length <= len(context.log)
-            context.check_integrity(session.turns)
+            context.check_integrity()
 
 
 def build_engine(

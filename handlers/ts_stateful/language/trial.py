@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Delta
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.encoder import Encoder, LookAhead, MediaInput
 from ts_stateful.language.kv.spans import beginning_of
@@ -21,7 +22,7 @@ from ts_stateful.language.runner import Runner
 from ts_stateful.language.text.dialogue import Dialogue
 from ts_stateful.protocol.chat import Said
 from ts_stateful.protocol.requests import Prompt
-from ts_stateful.sessions.session import Delta, Session
+from ts_stateful.sessions.session import Session
 
 __all__ = ["verify_media"]
 

@@ -155,7 +155,7 @@ def test_a_history_is_kept_once(plain: Model) -> None:
     harness = opened(plain)
     for question in QUESTIONS:
         say(harness, "s", question)
-    context, turns = harness.engine.table.get("s").state, harness.engine.table.get("s").turns
+    context, turns = harness.engine.table.get("s").state, harness.engine.table.get("s").state.turns
     deltas = [context.opening, *(turn.delta for turn in turns)]
     assert sum(len(delta.ids) for delta in deltas) <= len(context.log) + 1
     assert sum(len(delta.rendered) for delta in deltas) == len(context.dialogue.rendered)
@@ -168,7 +168,7 @@ def test_no_sequence_of_forks_and_rewinds_makes_a_reply_inexact(model: Model, se
     names = ["s"]
     for number in range(16):
         name = chance.choice(names)
-        turns = len(harness.engine.table.get(name).turns)
+        turns = len(harness.engine.table.get(name).state.turns)
         action = chance.choice(["say", "say", "fork", "rewind", "evict"])
         if action == "say":
             say(harness, name, QUESTIONS[number % 3])

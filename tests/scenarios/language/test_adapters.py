@@ -40,7 +40,7 @@ class Adapted:
         """Assert that the last reply is exact, and return it."""
         model = self.merged[adapter] if adapter else self.model
         reference_reply(model, harness, session_id, NEW_TOKENS)
-        return harness.engine.table.get(session_id).turns[-1].text
+        return harness.engine.table.get(session_id).state.turns[-1].text
 
 
 @pytest.fixture

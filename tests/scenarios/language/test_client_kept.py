@@ -42,7 +42,7 @@ def test_the_same_history_is_not_computed_again(model: Model) -> None:
             assert cached(answer) > 0
         told += [("assistant", answer["text"]), ("user", question)]
         fields = {}
-    assert len(chats.session().turns) == 3
+    assert len(chats.session().state.turns) == 3
 
 
 def test_all_but_the_new_message_is_reused_where_the_template_only_appends() -> None:
@@ -60,13 +60,13 @@ def test_a_diverging_history_goes_back_to_the_last_common_turn(model: Model) -> 
     one = ("user", "What color is it?")
     first = chats.say(one, creates_session=True)
     chats.say(one, ("assistant", first["text"]), ("user", "And the square?"))
-    held = len(chats.session().turns[0].delta.ids)
+    held = len(chats.session().state.turns[0].delta.ids)
     edited = chats.say(one, ("assistant", first["text"]), ("user", "And the circle?"))
     assert edited["turn"] == 2
     assert cached(edited) >= held - 1
     regenerated = chats.say(one)
     assert (regenerated["turn"], regenerated["text"]) == (1, first["text"])
-    assert len(chats.session().turns) == 1
+    assert len(chats.session().state.turns) == 1
 
 
 def test_a_history_that_the_session_never_had_is_taken_as_it_is_told(model: Model) -> None:
@@ -210,7 +210,7 @@ def test_what_is_the_same_of_a_turn_that_is_left_is_not_computed_again() -> None
         assert cached(answer) >= before
         before = answer["usage"]["prompt_tokens"] - 4
         told += [("assistant", f"It is {number}."), ("user", question)]
-    assert len(chats.session().turns) == 1
+    assert len(chats.session().state.turns) == 1
 
 
 def test_a_fork_takes_nothing_of_a_conversation_that_is_elsewhere() -> None:

@@ -41,7 +41,7 @@ def test_the_first_context_is_what_the_processor_would_have_made(model: Model) -
     harness = opened(model)
     harness.prompt("s", QUESTIONS[0], max_new_tokens=1)
     session = harness.engine.table.get("s")
-    prompt = session.state.log[: session.turns[0].usage.prompt_tokens]
+    prompt = session.state.log[: session.state.turns[0].usage.prompt_tokens]
     decoded = model.tokenizer.decode(prompt)
     for image in session.state.images:
         expansion = model.tokenizer.decode(image.ids)

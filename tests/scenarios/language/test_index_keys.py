@@ -48,7 +48,7 @@ def test_a_fork_and_a_rewind_take_them_along(model: Model) -> None:
     """Both go on from their last token, and neither changes the other."""
     harness = talk(Harness(model))
     whole = len(harness.engine.table.get("s").state.log)
-    before = harness.engine.table.get("s").turns[-1].delta.keep
+    before = harness.engine.table.get("s").state.turns[-1].delta.keep
     assert "error" not in harness.ask(Fork(session_id="s", new_session_id="f", at_turn=2))
     assert cached(ask(harness, "f", "Again?")) >= before - 1
     assert cached(ask(harness, "s", "Go on.")) >= whole - 1

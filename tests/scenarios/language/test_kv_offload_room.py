@@ -85,8 +85,7 @@ def test_what_was_gone_back_behind_while_it_was_written_is_not_there(store: Late
     context.stored = Stored()
     harness.kind.persistence.became_idle()
     harness.executor.run()
-    context.rewind(session.turns[:1])
-    del session.turns[1:]
+    context.rewind(session.state.turns[:1])
     harness.pump()
     assert 0 < context.stored.num_tokens == context.kv.length < 40
     ask(harness, "s", TEXT)

@@ -294,7 +294,7 @@ class LateSchedules(RuleBasedStateMachine):
         if self.sees:
             return
         log: list[int] = list(context.opening.ids)
-        for turn in session.turns:
+        for turn in session.state.turns:
             log = [*log[: turn.delta.keep], *turn.delta.ids]
             prompt = turn.usage.prompt_tokens
             # Stock code stops where a token ends the turn, which is not heeded here.

@@ -44,7 +44,7 @@ def length(harness: Harness, session_id: str) -> int:
 def length_before(harness: Harness) -> int:
     """The tokens before the last turn."""
     session = harness.engine.table.get("s")
-    return session.turns[-1].delta.keep
+    return session.state.turns[-1].delta.keep
 
 
 def test_a_rewind_goes_back_to_the_end_of_a_turn(harness: Harness) -> None:
@@ -80,7 +80,7 @@ def test_a_prompt_that_is_sent_again_computes_its_last_token_alone(harness: Harn
     first = harness.prompt("s", "Again?", max_new_tokens=NEW_TOKENS)
     harness.ask(Rewind(session_id="s", to_turn=3))
     prompt(harness, "s", "Again?")
-    last = harness.engine.table.get("s").turns[-1]
+    last = harness.engine.table.get("s").state.turns[-1]
     assert first["text"] == last.text
 
 

@@ -75,7 +75,7 @@ class StockMask(LogitsProcessor):  # type: ignore[misc]  # the library is untype
 def reply(harness: Harness, name: str = "s") -> tuple[list[int], list[int]]:
     """The ids of the last turn's prompt and reply."""
     session = harness.engine.table.get(name)
-    log, num_prompt = session.state.log, session.turns[-1].usage.prompt_tokens
+    log, num_prompt = session.state.log, session.state.turns[-1].usage.prompt_tokens
     return log[:num_prompt], log[num_prompt:]
 
 

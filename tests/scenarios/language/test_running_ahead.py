@@ -140,12 +140,12 @@ def test_turns_end_by_their_tokens(kind: str) -> None:
     probe.open("a")
     probe.prompt("a", "Hi", max_new_tokens=12, ignore_eos=True)
     session = probe.engine.table.get("a")
-    token = session.state.log[session.turns[0].usage.prompt_tokens + 5]
+    token = session.state.log[session.state.turns[0].usage.prompt_tokens + 5]
     model, fields = llama(), dict[str, Any]()
     if kind == "eos":
         model = replace(model, eos_ids=frozenset({token}))
     elif kind == "stop":
-        fields["stop"] = (session.turns[0].text[4:7],)
+        fields["stop"] = (session.state.turns[0].text[4:7],)
     else:
         fields["stop_token_ids"] = (token,)
     fields["ignore_eos"] = kind != "eos"
@@ -156,7 +156,7 @@ def test_turns_end_by_their_tokens(kind: str) -> None:
         prompt("a", "Again", **fields),
     ]
     harness, _ = check(acts, model)
-    ended = harness.engine.table.get("a").turns[0]
+    ended = harness.engine.table.get("a").state.turns[0]
     assert (ended.finish_reason, ended.usage.completion_tokens < 12) == ("stop", True)
     assert runner_of(harness).num_ahead > 5
 
@@ -186,7 +186,7 @@ def test_sessions_are_forked_in_the_middle() -> None:
         prompt("a", "Again"),
     ]
     harness, _ = check(acts)
-    turns = [harness.engine.table.get(name).turns[0].text for name in "ac"]
+    turns = [harness.engine.table.get(name).state.turns[0].text for name in "ac"]
     assert turns[0] == turns[1]
 
 

@@ -55,7 +55,7 @@ def expected(model: Model, prompt: list[int], settings: Mapping[str, Any]) -> li
 def check_last_turn(harness: Harness, name: str, settings: Mapping[str, Any]) -> list[int]:
     """Assert that the last turn is what stock code makes of it; return its ids."""
     session = harness.engine.table.get(name)
-    log, num_prompt = session.state.log, session.turns[-1].usage.prompt_tokens
+    log, num_prompt = session.state.log, session.state.turns[-1].usage.prompt_tokens
     assert log[num_prompt:] == expected(harness.model, log[:num_prompt], settings)
     return log[num_prompt:]
 
@@ -133,7 +133,7 @@ def test_a_stop_token_ends_the_reply(includes: bool) -> None:
     harness.open("whole")
     harness.prompt("whole", QUESTIONS[0], max_new_tokens=8, ignore_eos=True)
     session = harness.engine.table.get("whole")
-    prompt = session.turns[0].usage.prompt_tokens
+    prompt = session.state.turns[0].usage.prompt_tokens
     reply = session.state.log[prompt:]
     stop = next(index for index in range(2, 8) if reply[index] not in reply[:index])
     harness.open("s")
@@ -173,7 +173,7 @@ def test_logprobs_are_those_of_the_model(settings: dict[str, Any]) -> None:
         **settings,
     )
     session = harness.engine.table.get("s")
-    prompt = session.turns[0].usage.prompt_tokens
+    prompt = session.state.turns[0].usage.prompt_tokens
     tokens = answer["logprobs"]
     log = session.state.log
     assert [token["id"] for token in tokens] == log[prompt:]
@@ -212,7 +212,7 @@ def test_streamed_logprobs_are_those_of_the_whole(stop: tuple[str, ...]) -> None
         replies.append([token for one in documents for token in one.get("logprobs") or ()])
         assert all(one.get("logprobs") != [] for one in documents if one["text"])
     assert replies[0] == replies[1] != []
-    text = harness.engine.table.get("whole").turns[0].text
+    text = harness.engine.table.get("whole").state.turns[0].text
     assert replies[0][-1]["text_offset"] <= len(text)
 
 

@@ -220,13 +220,13 @@ class Schedules(RuleBasedStateMachine):
         """A client goes away and does not come back: its turn is rolled back, or its session ends."""
         request = data.draw(st.sampled_from(sorted(self.asked)))
         asked = self.asked.pop(request)
-        before = len(asked.session.turns)
+        before = len(asked.session.state.turns)
         self.harness.engine.drop(request)
         self.harness.clock.now += 10
         self.harness.engine.tick()
         self.harness.pump()
         self._settle()
-        assert len(asked.session.turns) == before or asked.name == self.ALONE
+        assert len(asked.session.state.turns) == before or asked.name == self.ALONE
 
     @rule()
     def evict(self) -> None:
@@ -249,7 +249,7 @@ class Schedules(RuleBasedStateMachine):
         table = self.harness.engine.table
         assert {one.session_id for one in table if not one.ephemeral} == set(self.talks)
         for name, talk in self.talks.items():
-            assert [turn.text for turn in table.get(name).turns] == talk.replies
+            assert [turn.text for turn in table.get(name).state.turns] == talk.replies
 
     def teardown(self) -> None:
         """Every request gets its answer in the end."""
@@ -288,7 +288,7 @@ class Schedules(RuleBasedStateMachine):
         log: list[int] = []
         for delta in [
             asked.session.state.opening,
-            *(t.delta for t in asked.session.turns[:number]),
+            *(t.delta for t in asked.session.state.turns[:number]),
         ]:
             log = [*log[: delta.keep], *delta.ids]
         num_prompt = answer["usage"]["prompt_tokens"]

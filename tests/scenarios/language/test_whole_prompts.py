@@ -136,7 +136,9 @@ def test_another_question_about_the_same_image(model: Model) -> None:
     before = num_encoded(model)
     for question in ("What color is it?", "answer en how many shapes are there?"):
         check(model, harness, "s", [SQUARE], question)
-        prompt = log_of(harness, "s")[: harness.engine.table.get("s").turns[0].usage.prompt_tokens]
+        prompt = log_of(harness, "s")[
+            : harness.engine.table.get("s").state.turns[0].usage.prompt_tokens
+        ]
         assert prompt == processed(model, f"<image>{question}", [SQUARE])
         harness.ask(Rewind(session_id="s", to_turn=0))
     assert num_encoded(model) == before

@@ -66,7 +66,7 @@ def test_a_turn_is_taken_up_after_what_was_sent(
     assert again["replayed"]
     assert again.get("logprobs", []) == logprobs
     new = [token for event in second.events[request] for token in event.token_ids]
-    assert (*ids, *new) == second.engine.table.get("s").turns[0].delta.ids[-20:][
+    assert (*ids, *new) == second.engine.table.get("s").state.turns[0].delta.ids[-20:][
         : len(ids) + len(new)
     ]
 
@@ -81,7 +81,7 @@ def test_an_answer_that_was_lost_is_given_again(
     second._ids = iter([int(request[1:])])  # type: ignore[assignment]
     after = second.ask(command, creates_session=True, is_retry=True)
     assert after["session_id"] == before["session_id"]
-    assert second.engine.table.get("s").turns == first.engine.table.get("s").turns
+    assert second.engine.table.get("s").state.turns == first.engine.table.get("s").state.turns
 
 
 def test_a_fork_that_was_made_is_not_made_twice(first: Harness, second: Harness) -> None:
@@ -139,5 +139,5 @@ def test_a_pulled_turn_sends_its_ids_to_the_worker(first: Harness) -> None:
     events = first.events[pulled]
     assert [event.more for event in events if event.kind is EventKind.LAST] == [True]
     ids = [token for event in events for token in event.token_ids]
-    assert ids == list(first.engine.table.get("s").turns[0].delta.ids[-12:][: len(ids)])
+    assert ids == list(first.engine.table.get("s").state.turns[0].delta.ids[-12:][: len(ids)])
     assert events[-1].kind is EventKind.OVER

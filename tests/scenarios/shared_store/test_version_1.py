@@ -12,10 +12,10 @@ from tests.support.pictures import noise
 from tests.support.store_engines import ask, code
 from tests.support.sums import EVERY, Start, add, starter, total
 from tests.support.tiny import llava
+from ts_stateful.language.conversation.history import Message
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.entries import OpenedEntry, TurnEntry, history, session_logs
 from ts_stateful.protocol.requests import Close, Info, Rewind
-from ts_stateful.sessions.session import Message
 from ts_stateful.store.backends.file import FileStore
 
 

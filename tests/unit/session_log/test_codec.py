@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
+from ts_stateful.language.conversation.history import Message
 from ts_stateful.language.persistence.entries import LogEntry
 from ts_stateful.recurrent.step_records import Answered, StepEntry
 from ts_stateful.session_log.codec import VERSION, Codec
 from ts_stateful.session_log.ownership import ClosedEntry
-from ts_stateful.sessions.session import Message
 from ts_stateful.store.base import StoreCorrupt
 
 CODEC: Codec[LogEntry] = Codec(LogEntry)

@@ -14,13 +14,14 @@ from typing import NamedTuple
 import torch
 
 from ts_stateful.language.conversation.drafts import Drafts
+from ts_stateful.language.conversation.history import Delta, Turn
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.text.dialogue import Dialogue, common_prefix
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.session_log.journal import LogPosition
-from ts_stateful.sessions.session import Delta, Residency, Turn
+from ts_stateful.sessions.session import Residency
 
 __all__ = ["Context", "Past", "Stored"]
 
@@ -34,6 +35,7 @@ class Past(NamedTuple):
     """A history that a session had, or begins with."""
 
     opening: Delta
+    turns: list[Turn]
     dialogue: Dialogue
     log: list[int]
     images: list[MediaInput]
@@ -53,11 +55,12 @@ class Stored(NamedTuple):
 class Context:
     """The state of one session; implements `sessions.SessionState`.
 
-    Its history is `opening` and the deltas of the session's turns; `dialogue`, `log` and `images` follow from them.
+    Its history is `opening` and the deltas of `turns`, the committed ones; `dialogue`, `log` and `images` follow from them.
     """
 
     def __init__(self, opening: Delta, kv: KVCache) -> None:
         self.opening = opening
+        self.turns: list[Turn] = []
         self.dialogue = Dialogue(opening)
         self.log = list(opening.ids)
         self.images: list[MediaInput] = []
@@ -83,9 +86,10 @@ class Context:
         self.opening = dataclasses.replace(self.opening, ids=tuple(ids))
         self.log = list(self.opening.ids)
 
-    def commit(self, turn: Delta) -> None:
+    def commit(self, turn: Turn) -> None:
         """Add the next turn; the caller adds its images."""
-        _apply(turn, self.dialogue, self.log)
+        _apply(turn.delta, self.dialogue, self.log)
+        self.turns.append(turn)
         self.failed = None
 
     def remember(self, urls: Mapping[str, MediaInput]) -> None:
@@ -98,7 +102,7 @@ class Context:
         """Return a context as this one was after `turns`, its first ones; images are shared, `kv` is empty."""
         fork = Context(self.opening, kv)
         fork.prefix, fork.adapter = self.prefix, self.adapter
-        fork.opening, fork.dialogue, fork.log, fork.images = self.after(turns)
+        fork.go_back(self.after(turns))
         return fork
 
     def lend_kv(self, fork: Context, length: int) -> None:
@@ -128,12 +132,13 @@ class Context:
 
     def go_back(self, past: Past) -> None:
         """Take a history that `after` or `blank` returned; the caller cuts the KV states."""
-        self.opening, self.dialogue, self.log, self.images = past
+        self.opening, self.turns, self.dialogue, self.log, self.images = past
         self.failed = None
 
-    def check_integrity(self, turns: Sequence[Turn]) -> None:
-        """Assert that the history of all `turns` gives this state."""
-        past = self.after(turns)
+    def check_integrity(self) -> None:
+        """Assert that the history of all turns gives this state."""
+        past = self.after(self.turns)
+        assert [turn.number for turn in self.turns] == list(range(1, len(self.turns) + 1))
         assert vars(past.dialogue) == vars(self.dialogue)
         assert past.log == self.log
         assert past.images == self.images
@@ -141,7 +146,7 @@ class Context:
     @staticmethod
     def blank() -> Past:
         """Return the history of a session that was opened with nothing."""
-        return Past(Delta(), Dialogue(Delta()), [], [])
+        return Past(Delta(), [], Dialogue(Delta()), [], [])
 
     def after(self, turns: Sequence[Turn]) -> Past:
         """Return the history after `turns`, its first ones."""
@@ -149,7 +154,7 @@ class Context:
         for turn in turns:
             _apply(turn.delta, dialogue, log)
         num_images = self.opening.num_images + sum(turn.delta.num_images for turn in turns)
-        return Past(self.opening, dialogue, log, self.images[:num_images])
+        return Past(self.opening, list(turns), dialogue, log, self.images[:num_images])
 
     @property
     def residency(self) -> Residency:

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Message
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.text.dialogue import common_prefix
-from ts_stateful.sessions.session import Message, Turn
 
 __all__ = ["Branch", "branch", "same_states"]
 
@@ -26,10 +26,8 @@ class Branch(NamedTuple):
     images: list[MediaInput]
 
 
-def branch(
-    context: Context, turns: Sequence[Turn], sent: Sequence[Message], images: Sequence[MediaInput]
-) -> Branch:
-    """Compare the messages that a client sends, at least one, and their images with a session after `turns`.
+def branch(context: Context, sent: Sequence[Message], images: Sequence[MediaInput]) -> Branch:
+    """Compare the messages that a client sends, at least one, and their images with a session.
 
     The last message is always new. The session's opening may be left out: its system prompt, and its images, which then are
     the first ones of the first message that is not the system's.
@@ -43,13 +41,13 @@ def branch(
         if first is not None:
             sent[first] = sent[first].after_images(len(start))
             images = [*start, *images]
-    held = [*opening.messages, *(said for turn in turns for said in turn.delta.messages)]
+    held = [*opening.messages, *(said for turn in context.turns for said in turn.delta.messages)]
     common = _common(_units(held, context.images), _units(sent, images))
     starts = [image.key for image in images[: len(start)]] == [image.key for image in start]
     if min(common, len(sent) - 1) < len(opening.messages) or not starts:
         return Branch(None, tuple(sent), images)
     num_turns, num_messages, num_images = 0, len(opening.messages), len(start)
-    for turn in turns:
+    for turn in context.turns:
         longer = num_messages + len(turn.delta.messages)
         if longer > min(common, len(sent) - 1):
             break

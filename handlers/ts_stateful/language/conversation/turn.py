@@ -9,6 +9,7 @@ from typing import Any
 
 from ts_stateful.language.conversation.context import Context, Past
 from ts_stateful.language.conversation.drafts import TokenHistory
+from ts_stateful.language.conversation.history import Message
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.grammar.matcher import Matcher
 from ts_stateful.language.kv.prefix import MIN_TOKENS
@@ -23,7 +24,7 @@ from ts_stateful.protocol.chat import Discard, Parsing, Recall, Respond
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
-from ts_stateful.sessions.session import Message, Session
+from ts_stateful.sessions.session import Session
 
 __all__ = ["PendingContinue", "Sequence", "Status", "Subscriber"]
 

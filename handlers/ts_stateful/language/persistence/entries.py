@@ -11,13 +11,13 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct, structs
 
+from ts_stateful.language.conversation.history import Message
 from ts_stateful.protocol.answers import Timing, Usage
 from ts_stateful.protocol.chat import Parsing
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.session_log.codec import Codec, Logged
 from ts_stateful.session_log.ownership import ClosedEntry, SessionLogs
-from ts_stateful.sessions.session import Message
 from ts_stateful.store.base import Store, StoreCorrupt
 
 __all__ = [

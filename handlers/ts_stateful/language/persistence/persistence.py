@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.no_store import NoStore
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Turn
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.beside import VisionBeside
 from ts_stateful.language.network.load import Model
@@ -17,7 +18,7 @@ from ts_stateful.language.persistence.entries import LogEntry
 from ts_stateful.language.persistence.kv_offload import KvOffload
 from ts_stateful.language.persistence.session_records import RecordSettings, SessionRecords
 from ts_stateful.session_log.journal import Done, Journal, LogPosition
-from ts_stateful.sessions.session import Session, Turn
+from ts_stateful.sessions.session import Session
 
 __all__ = ["NoPersistence", "TurnPersistence", "make_persistence"]
 

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from ts_stateful.clock import Clock
 from ts_stateful.language.conversation.context import Context, Past
+from ts_stateful.language.conversation.history import Delta, Turn
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model
@@ -40,7 +41,7 @@ from ts_stateful.protocol.errors import SessionExpired, SessionNotFound
 from ts_stateful.session_log.journal import GRACE_S, LogPosition, Write, Written
 from ts_stateful.session_log.log import Log
 from ts_stateful.session_log.ownership import ClosedEntry
-from ts_stateful.sessions.session import Delta, Session, Turn
+from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.store.base import Store
 
@@ -107,7 +108,7 @@ class SessionRecords:
         """Record that a turn lost its note, and that the session goes back."""
         entry = DiscardedEntry(turn, self.clock.unix())
         parts: list[_Recorded] = [(entry, [])]
-        if to_turn < len(session.turns):
+        if to_turn < len(session.state.turns):
             parts.append((self._rewound(to_turn), []))
         return self._write(session, parts)
 
@@ -116,7 +117,7 @@ class SessionRecords:
         images = iter(session.state.images)
         first = list(islice(images, session.state.opening.num_images))
         parts: list[_Recorded] = [(self._opened(session), first)]
-        for turn in session.turns:
+        for turn in session.state.turns:
             parts.append((self._turn(turn), list(islice(images, turn.delta.num_images))))
         return self._write(session, parts)
 
@@ -165,10 +166,8 @@ class SessionRecords:
         self._check_usable(opened, turns)
         context.images += self._images(session_id, opened.images)
         for entry in turns:
-            turn = _turn_of(entry)
-            context.commit(turn.delta)
+            context.commit(_turn_of(entry))
             context.images += self._images(session_id, entry.images)
-            session.turns.append(turn)
         return session
 
     def _check_usable(self, opened: OpenedEntry, turns: Sequence[TurnEntry]) -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import mark_control_tokens
 
 from ts_stateful.config.schema import ConfigError
+from ts_stateful.language.conversation.history import Delta, Message
 from ts_stateful.language.text.call_fields import call_fields, name_results
 from ts_stateful.language.text.dialogue import Dialogue, Extension, appended, common_prefix
 from ts_stateful.language.text.marked_chat import control_tokens, encode_marked
@@ -20,7 +21,6 @@ from ts_stateful.language.text.prompt_form import NO_FORM, PromptForm
 from ts_stateful.language.text.reply_parser import ReplyTemplate, functions_of, parse_reply
 from ts_stateful.protocol.chat import Parsing, Said, Tool
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.sessions.session import Delta, Message
 
 __all__ = ["ChatText"]
 

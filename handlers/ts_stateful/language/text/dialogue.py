@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from ts_stateful.sessions.session import Delta
+from ts_stateful.language.conversation.history import Delta
 
 __all__ = ["Dialogue", "Extension", "appended", "common_prefix"]
 

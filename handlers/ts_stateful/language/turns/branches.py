@@ -7,6 +7,7 @@ from functools import partial
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Turn
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.turns import reports
@@ -17,7 +18,7 @@ from ts_stateful.protocol.chat import Respond
 from ts_stateful.protocol.errors import InvalidRequest, SessionExists, StatefulError, TurnGap
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Open, Rewind
-from ts_stateful.sessions.session import Session, Turn
+from ts_stateful.sessions.session import Session
 
 __all__ = ["Branches"]
 
@@ -49,7 +50,7 @@ class Branches:
             raise InvalidRequest("name the new session", field="new_session_id")
         if source.work and isinstance(source.work[0].command, Open):
             raise TurnGap("the session is still being opened; fork it when that is answered")
-        at_turn = len(source.turns) if command.at_turn is None else command.at_turn
+        at_turn = len(source.state.turns) if command.at_turn is None else command.at_turn
         turns = _first_turns(source, at_turn, "at_turn")
         fork = self._made(source, turns, command, origin=request_id)
 
@@ -106,7 +107,6 @@ class Branches:
             )
         except SessionExists as error:
             raise SessionExists(error.message, field="new_session_id") from None
-        fork.turns = turns
         lend_kv(source, fork.state, self._table)
         self._table.tally.changed(fork)
         self._persistence.lend(source, fork)
@@ -132,7 +132,6 @@ class Branches:
                 self._outbox.refuse(request_id, error, session.session_id)
                 return
             session.state.rewind(turns)
-            session.turns = turns
             answer = Rewound(session.session_id, len(turns), len(session.state.log))
             self._outbox.answer(request_id, answer, session_id=session.session_id)
 
@@ -141,8 +140,9 @@ class Branches:
 
 
 def _first_turns(session: Session[Context], count: int, field: str) -> list[Turn]:
-    if count > len(session.turns):
+    if count > len(session.state.turns):
         raise TurnGap(
-            f"turn {count} was asked for, but the session has {len(session.turns)}", field=field
+            f"turn {count} was asked for, but the session has {len(session.state.turns)}",
+            field=field,
         )
-    return session.turns[:count]
+    return session.state.turns[:count]

@@ -7,15 +7,16 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Message
 from ts_stateful.language.kv.prefix import MIN_TOKENS
-from ts_stateful.sessions.session import Message, Session
+from ts_stateful.sessions.session import Session
 
 __all__ = ["digests_of", "ends_of", "starts_of"]
 
 
 def ends_of(session: Session[Context]) -> list[bytes]:
     """Return digests of a session's messages up to each reply."""
-    said = [message for turn in session.turns for message in turn.delta.messages]
+    said = [message for turn in session.state.turns for message in turn.delta.messages]
     keys = digests_of(session, said)
     return [key for message, key in zip(said, keys, strict=True) if message.role == "assistant"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ts_stateful.engine.waiting import PendingRequest
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Turn
 from ts_stateful.language.conversation.turn import Sequence, Subscriber
 from ts_stateful.language.text.marked_chat import unmarked
 from ts_stateful.language.turns.lifecycle import Turns
@@ -11,7 +12,7 @@ from ts_stateful.language.turns.preparation import check_number
 from ts_stateful.protocol.errors import SessionClosed, TurnGap
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Close, Prompt
-from ts_stateful.sessions.session import Session, Turn
+from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.table import SessionTable
 
 __all__ = ["Idempotency", "prompts_of"]
@@ -41,7 +42,7 @@ class Idempotency:
         known = [name for name in message.session_ids if name in self._table]
         for session_id in reversed(known):
             session = self._table.get(session_id)
-            turn = next((t for t in session.turns if t.origin == message.request_id), None)
+            turn = next((t for t in session.state.turns if t.origin == message.request_id), None)
             if turn is None:
                 continue
             if not turn.delta.has_reply:
@@ -69,16 +70,16 @@ class Idempotency:
         Raises:
             TurnGap: there is no such turn, or it was another prompt.
         """
-        if turn <= len(session.turns):
-            _check_same(message, _prompt_of(session.turns[turn - 1]), turn)
+        if turn <= len(session.state.turns):
+            _check_same(message, _prompt_of(session.state.turns[turn - 1]), turn)
             self._outbox.replayed(
-                Subscriber.of(message), session.session_id, session.turns[turn - 1]
+                Subscriber.of(message), session.session_id, session.state.turns[turn - 1]
             )
             return True
         prompts = prompts_of(session)
-        ahead = turn - len(session.turns) - 1
+        ahead = turn - len(session.state.turns) - 1
         if ahead >= len(prompts):
-            check_number(turn, len(session.turns) + len(prompts) + 1)
+            check_number(turn, len(session.state.turns) + len(prompts) + 1)
             return False
         pending = prompts[ahead].command
         assert isinstance(pending, Prompt)

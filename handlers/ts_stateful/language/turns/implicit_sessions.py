@@ -15,6 +15,7 @@ from ts_stateful.clock import Clock
 from ts_stateful.config.limits import ImplicitConfig
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Message
 from ts_stateful.language.conversation.matching import branch, same_states
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.encoder import MediaInput
@@ -24,7 +25,7 @@ from ts_stateful.language.turns.digests import digests_of, ends_of, starts_of
 from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.protocol.chat import Chat, Respond
 from ts_stateful.sessions.places import Reserve
-from ts_stateful.sessions.session import Message, Residency, Session
+from ts_stateful.sessions.session import Residency, Session
 
 __all__ = ["ImplicitSessions"]
 
@@ -98,16 +99,16 @@ class ImplicitSessions(Reserve):
         if found is None:
             return
         kept, num_turns = found
-        source, turns = kept.session, kept.session.turns[:num_turns]
+        source, turns = kept.session, kept.session.state.turns[:num_turns]
         is_same = kept.num_bytes is not None and kept.head == _head(sequence)
-        if is_same and num_turns >= len(source.turns) - 1:
+        if is_same and num_turns >= len(source.state.turns) - 1:
             self._remove(kept)
-            session.state, session.turns = source.state, source.turns
+            session.state = source.state
         else:
             fork = source.state.fork(turns, self._model.new_kv())
             fork.by_url = source.state.by_url
             lend_kv(source, fork, self._table)
-            session.state, session.turns = fork, turns
+            session.state = fork
         self._table.tally.changed(session)
         self._add(session, ends_of(session))
         self.num_continued += 1
@@ -160,7 +161,7 @@ class ImplicitSessions(Reserve):
         if session.session_id in self._kept:
             self._remove(self._kept[session.session_id])
         num_bytes = session.state.device_bytes
-        keeps = self._is_on and isinstance(sequence.command, Chat) and bool(session.turns)
+        keeps = self._is_on and isinstance(sequence.command, Chat) and bool(session.state.turns)
         if not (keeps and 0 < num_bytes <= self._budget):
             self._shared.keep(session.state.shared)
             return
@@ -199,7 +200,7 @@ class ImplicitSessions(Reserve):
             if is_idle:
                 assert kept.num_bytes == session.state.device_bytes
                 assert session.state.kv.length <= len(session.state.log)
-                session.state.check_integrity(session.turns)
+                session.state.check_integrity()
         assert self._idle.keys() <= self._kept.keys()
         indexed = {id(kept) for found in self._by_digest.values() for kept in found}
         assert indexed == {id(kept) for kept in self._kept.values()}
@@ -210,7 +211,7 @@ class ImplicitSessions(Reserve):
         """Return the session that has most of the turns that were sent, and their number."""
         for found in self._with_text(session, sent):
             several = [
-                (branch(kept.session.state, kept.session.turns, sent, images).num_turns or 0, kept)
+                (branch(kept.session.state, sent, images).num_turns or 0, kept)
                 for kept in found[-_CANDIDATES:]
             ]
             num_turns, best = max(several, key=_fit)
@@ -264,7 +265,7 @@ class ImplicitSessions(Reserve):
 def _fit(found: tuple[int, _Kept]) -> tuple[int, bool, int]:
     """Return a key that is greater for more common turns, then for one to be continued in place, then for fewer others."""
     num_turns, kept = found
-    return num_turns, kept.num_bytes is not None, -len(kept.session.turns)
+    return num_turns, kept.num_bytes is not None, -len(kept.session.state.turns)
 
 
 def _head(sequence: Sequence) -> object:

@@ -8,6 +8,7 @@ from functools import partial
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Delta, Turn
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.encoders.loader import TurnMedia
@@ -32,7 +33,7 @@ from ts_stateful.protocol.errors import (
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Fork, Media, Prompt, Rewind
 from ts_stateful.session_log.journal import Done
-from ts_stateful.sessions.session import Delta, Session, Turn
+from ts_stateful.sessions.session import Session
 
 __all__ = ["Turns"]
 
@@ -83,7 +84,7 @@ class Turns:
         self.waiters.failed(sequence, error)
         if isinstance(error, SessionMoved):
             self._forget(session, error)
-        elif sequence.creates_session and not session.turns:
+        elif sequence.creates_session and not context.turns:
             self._forget(session, SessionNotFound("the session could not be opened"))
         elif sequence.ephemeral:
             self.implicit.ended(sequence)
@@ -195,10 +196,8 @@ class Turns:
         session, context = sequence.session, sequence.context
         if sequence.past is not None:
             context.go_back(sequence.past)
-            session.turns = session.turns[: sequence.number - 1]
         if turn is not None:
-            context.commit(turn.delta)
-            session.turns.append(turn)
+            context.commit(turn)
         if context.kv.per_prompt:
             context.to_record()
         self._preparation.prefixes.learn(sequence)

@@ -9,6 +9,7 @@ from msgspec import UNSET, structs
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.outbox import Outbox
+from ts_stateful.language.conversation.history import Turn
 from ts_stateful.language.conversation.turn import Sequence, Subscriber
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.text.reply_parser import ReplyParser, ReplyPiece
@@ -28,7 +29,7 @@ from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Event, EventKind
 from ts_stateful.protocol.logprobs import tokens_within
 from ts_stateful.protocol.requests import Prompt
-from ts_stateful.sessions.session import Session, Turn
+from ts_stateful.sessions.session import Session
 
 __all__ = ["TurnOutbox", "usage_of"]
 
@@ -194,7 +195,7 @@ class TurnOutbox(Outbox):
 
     def history(self, session: Session[Any], last: Recalled) -> Recalled:
         """Return a turn with the committed ones before it."""
-        before = session.turns[: (last.turn or 1) - 1]
+        before = session.state.turns[: (last.turn or 1) - 1]
         return structs.replace(last, earlier=[self.recalled(session, turn) for turn in before])
 
     def continued(self, request_id: str, session_id: str, turn: Turn, after: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Delta, Message
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.kv.prefix import Prefix, prefix_key, prefix_length
@@ -17,7 +18,6 @@ from ts_stateful.language.text.dialogue import Dialogue, common_prefix
 from ts_stateful.protocol.chat import Chat, Respond
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.requests import Open
-from ts_stateful.sessions.session import Delta, Message
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.sessions.table import SessionTable
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Message
 from ts_stateful.language.conversation.matching import branch
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.kv.spans import beginning_of
@@ -19,7 +20,6 @@ from ts_stateful.language.turns.prefix_sharing import PrefixSharing
 from ts_stateful.protocol.chat import Chat, Parsing, RawPrompt, Respond
 from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, OutOfMemory, TurnGap
 from ts_stateful.protocol.requests import Open, Prompt
-from ts_stateful.sessions.session import Message
 
 __all__ = ["Preparation", "check_command", "check_number", "resume_reply"]
 
@@ -97,7 +97,7 @@ class Preparation:
         resumes = sequence.ephemeral and sequence.creates_session
         if sent and resumes:
             self._implicit.resume(sequence, sent)
-        sequence.number = len(sequence.session.turns) + 1
+        sequence.number = len(sequence.context.turns) + 1
         check_number(command.turn, sequence.number)
         if isinstance(command, RawPrompt):
             return text.raw(command.prompt)
@@ -188,13 +188,13 @@ def _with_waiting_images(sequence: Sequence, sent: Items[Message]) -> tuple[Mess
 
 def _branch(sequence: Sequence, sent: Items[Message]) -> None:
     """Reduce the client's conversation to what the session does not have. The session changes when the turn commits."""
-    context, turns = sequence.context, sequence.session.turns
-    found = branch(context, turns, sent, sequence.images)
+    context = sequence.context
+    found = branch(context, sent, sequence.images)
     sequence.messages, sequence.images = found.messages, found.images
     if found.num_turns is None:
         sequence.past, sequence.number = context.blank(), 1
-    elif found.num_turns < len(turns):
-        sequence.past = context.after(turns[: found.num_turns])
+    elif found.num_turns < len(context.turns):
+        sequence.past = context.after(context.turns[: found.num_turns])
         sequence.number = found.num_turns + 1
 
 

@@ -48,7 +48,7 @@ def info(
     kinds = [encoder.tower_of(image).kind for image in context.images] if encoder else []
     return structs.replace(
         session_info(session, clock),
-        turns=len(session.turns),
+        turns=len(context.turns),
         tokens=len(context.log),
         cached_tokens=min(context.kv.length, len(context.log)),
         images=kinds.count("images"),
@@ -70,5 +70,5 @@ def forked(session: Session[Context], source_id: str, clock: Clock) -> Forked:
             prompt_tokens_details=TokenDetails(cached_tokens=context.kv.length),
         ),
         forked_from=source_id,
-        turn=len(session.turns),
+        turn=len(context.turns),
     )

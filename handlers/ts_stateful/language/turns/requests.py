@@ -219,9 +219,9 @@ class LanguageRequests:
         request_id = message.request_id
         session = self._session(command.session_id, in_turn=True)
         self._table.touch(session)
-        turn, done, prompts = command.turn, len(session.turns), prompts_of(session)
+        turn, done, prompts = command.turn, len(session.state.turns), prompts_of(session)
         if turn <= done:
-            record = session.turns[turn - 1]
+            record = session.state.turns[turn - 1]
             self._outbox.continued(request_id, session.session_id, record, command.after)
         elif turn <= done + len(prompts):
             patient = message.profile.pushes_to_grpc and command.wait_ms

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from functools import partial
 
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Message, Turn
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.text.chat_template import ChatText
@@ -25,7 +26,7 @@ from ts_stateful.protocol.errors import (
 )
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Open
-from ts_stateful.sessions.session import Message, Session, Turn
+from ts_stateful.sessions.session import Session
 
 __all__ = ["ResponseTurns"]
 
@@ -58,16 +59,18 @@ class ResponseTurns:
         if made is not None:
             return made
         pending = prompts_of(session)
-        num_turns = len(session.turns) + len(pending)
+        num_turns = len(session.state.turns) + len(pending)
         after = num_turns if command.after is None else command.after
         _check_known(session, pending, after)
         if command.expects is not None:
-            self._check_expected(session.turns[command.expects_after : after], command.expects)
+            self._check_expected(
+                session.state.turns[command.expects_after : after], command.expects
+            )
         if after == num_turns and not (message.ephemeral or command.forks):
             return session
         if session.work and isinstance(session.work[0].command, Open):
             raise QueueFull("the session is still being opened; try again", retry_after_s=1.0)
-        if after > len(session.turns):
+        if after > len(session.state.turns):
             raise QueueFull(
                 f"turn {after} is in progress; try again when it has ended", retry_after_s=1.0
             )
@@ -80,14 +83,14 @@ class ResponseTurns:
             TurnGap, SessionNotFound: there is no such turn.
         """
         pending = prompts_of(session)
-        turn = len(session.turns) + len(pending) if command.turn is None else command.turn
+        turn = len(session.state.turns) + len(pending) if command.turn is None else command.turn
         if turn == 0:
             raise SessionNotFound("this session has no response")
         _check_known(session, pending, turn)
-        if turn <= len(session.turns):
+        if turn <= len(session.state.turns):
             self._answer(message, session, command, turn)
             return
-        sequence = pending[turn - len(session.turns) - 1]
+        sequence = pending[turn - len(session.state.turns) - 1]
         if not (command.stream or command.cancels):
             self._answer(message, session, command, turn)
             return
@@ -115,11 +118,10 @@ class ResponseTurns:
             if error is not None:
                 self._outbox.refuse(request_id, error, session.session_id)
                 return
-            turns = session.turns
+            turns = session.state.turns
             turns[command.turn - 1] = dataclasses.replace(turns[command.turn - 1], note="")
             if last < len(turns):
-                session.turns = turns[:last]
-                session.state.rewind(session.turns)
+                session.state.rewind(turns[:last])
             self._outbox.answer(request_id, Closed(session.session_id, closed=False))
 
         write = partial(self._persistence.discarded, session, command.turn, last)
@@ -151,13 +153,13 @@ class ResponseTurns:
     def _answer(
         self, message: Submit, session: Session[Context], command: Recall, number: int
     ) -> None:
-        pending = prompts_of(session)[: max(0, number - len(session.turns))]
+        pending = prompts_of(session)[: max(0, number - len(session.state.turns))]
         session_id = session.session_id
         if pending:
             note = pending[-1].note
             document = Recalled(text="", session_id=session_id, turn=number, note=note)
         else:
-            document = self._outbox.recalled(session, session.turns[number - 1])
+            document = self._outbox.recalled(session, session.state.turns[number - 1])
         if command.all:
             document = self._outbox.history(session, document)
         self._outbox.answer(message.request_id, document, session_id=session_id, turn=number)
@@ -169,7 +171,7 @@ def _without_replies(messages: Items[Message]) -> list[object]:
 
 def _notes(session: Session[Context]) -> list[str]:
     """Return the notes of the session's own turns, and an empty one for each that a branch copied."""
-    return ["" if turn.copied else turn.note for turn in session.turns]
+    return ["" if turn.copied else turn.note for turn in session.state.turns]
 
 
 def _check_known(session: Session[Context], pending: list[Sequence], number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from ts_stateful.language.conversation.history import Turn
 from ts_stateful.language.conversation.turn import PendingContinue, Sequence, Status, Subscriber
 from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.protocol.answers import Cancelled
@@ -11,7 +12,6 @@ from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.events import Submit
 from ts_stateful.protocol.requests import Prompt
-from ts_stateful.sessions.session import Turn
 
 __all__ = ["Waiters"]
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from ts_stateful.language.conversation.context import Context
+from ts_stateful.language.conversation.history import Delta
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.layout import KVLayout, LayerShape
-from ts_stateful.sessions.session import Delta, Residency
+from ts_stateful.sessions.session import Residency
 
 HOST = torch.device("cpu")
 IDS = (1, 2, 3)

@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.tiny import llama
 from ts_stateful.language.conversation.context import Context, Stored
+from ts_stateful.language.conversation.history import Delta
 from ts_stateful.language.conversation.recompute_cost import RecomputeCost
 from ts_stateful.language.network.load import Model
-from ts_stateful.sessions.session import Delta
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ from tests.support.sounds import sound, wav_base64
 from tests.support.tiny.hearing import _voxtral, voxtral
 from tests.support.tiny.published import write
 from ts_stateful.config.schema import HandlerConfig
+from ts_stateful.language.conversation.history import Delta
 from ts_stateful.language.network.load import Model, load_model
 from ts_stateful.language.text.dialogue import Dialogue
 from ts_stateful.media.decoder.frames import Samples
 from ts_stateful.protocol.chat import Said
 from ts_stateful.protocol.requests import Audio, Open
-from ts_stateful.sessions.session import Delta
 
 pytest.importorskip("mistral_common", reason="mistral-common has no release for this Python")
 from mistral_common.protocol.instruct.request import ChatCompletionRequest

@@ -16,10 +16,10 @@ from tests.support.tiny.calling import calling
 from tests.support.tiny.small import save
 from tests.support.tiny.text import gpt2, llama
 from ts_stateful.config.schema import ConfigError, HandlerConfig
+from ts_stateful.language.conversation.history import Delta
 from ts_stateful.language.network.load import load_model
 from ts_stateful.language.text.dialogue import Dialogue
 from ts_stateful.protocol.chat import Said
-from ts_stateful.sessions.session import Delta
 
 CPU = torch.device("cpu")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ts_stateful.language.conversation.history import Message
 from ts_stateful.language.persistence.entries import (
     GroupEntry,
     History,
@@ -25,7 +26,6 @@ from ts_stateful.protocol.chat import Parsing, Tool
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.session_log.ownership import ClosedEntry
-from ts_stateful.sessions.session import Message
 from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreCorrupt, check_key
 
