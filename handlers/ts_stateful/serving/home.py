@@ -12,9 +12,10 @@ from pathlib import Path
 from ts_stateful.process.private import is_private
 from ts_stateful.serving.local import ServerFailed
 
-__all__ = ["make_home", "temporary_folder"]
+__all__ = ["make_failed_folder", "make_home", "temporary_folder"]
 
 _LOCK = "server.lock"
+_FAILED, _MOST_FAILED = "ts-stateful-failed-", 5
 _MAX_BASE = 76  # bytes, before /ts-12345678/tmp/.ts.sock.12345, of the 107 that the kernel takes
 
 
@@ -41,6 +42,16 @@ def make_home() -> tuple[Path, int]:
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     made.rename(home / _LOCK)  # other servers find it only now
     return home, descriptor
+
+
+def make_failed_folder() -> Path:
+    """Create a folder for the logs of a server that does not start; only the last five of this user stay."""
+    folders = Path(tempfile.gettempdir()).glob(f"{_FAILED}*")
+    with contextlib.suppress(OSError):  # another server removes them, too
+        mine = sorted(filter(is_private, folders), key=lambda folder: folder.stat().st_mtime)
+        for folder in mine[: 1 - _MOST_FAILED]:
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=_FAILED))
 
 
 def temporary_folder(folder: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import psutil
 from ts_stateful.process.drain import engines_in
 from ts_stateful.process.load_progress import read_load_step
 from ts_stateful.process.spec import STATE_FOLDER, engine_files, keep_logs
-from ts_stateful.serving.home import make_home, temporary_folder
+from ts_stateful.serving.home import make_failed_folder, make_home, temporary_folder
 from ts_stateful.serving.local import ServerFailed
 from ts_stateful.serving.ports import HOST, Ports
 from ts_stateful.serving.server_log import ServerLog
@@ -160,7 +159,7 @@ class LocalServer(ABC):
         """
         assert self._home is not None
         self._log.status("")
-        folder = self._common.state_dir or Path(tempfile.mkdtemp(prefix="ts-stateful-failed-"))
+        folder = self._common.state_dir or make_failed_folder()
         logs = keep_logs(self._home, folder)
         with contextlib.suppress(OSError):  # the disk may be full, which may be the reason
             (logs / "server.log").write_text(str(self._log), encoding="utf-8")

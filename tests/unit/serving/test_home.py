@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ts_stateful.serving.home import make_home, temporary_folder
+from ts_stateful.serving.home import make_failed_folder, make_home, temporary_folder
 from ts_stateful.serving.local import ServerFailed
 
 CHILD = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -56,6 +56,18 @@ def test_the_folder_of_a_running_server_stays() -> None:
     assert not first.exists()
     assert second.is_dir()
     os.close(other)
+
+
+def test_logs_of_the_last_failed_starts_stay(temporary: Path) -> None:
+    """Of five, and whatever another user may have put there."""
+    others = temporary / "ts-stateful-failed-others"
+    others.mkdir(mode=0o755)
+    made = []
+    for seconds in range(8):
+        made.append(make_failed_folder())
+        os.utime(made[-1], (seconds, seconds))
+    assert [folder for folder in made if folder.is_dir()] == made[-5:]
+    assert others.is_dir()
 
 
 def test_without_a_temporary_folder_for_sockets_the_remedy_is_named(
