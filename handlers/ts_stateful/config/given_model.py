@@ -58,7 +58,7 @@ def find_given_model(given: str) -> GivenModel:
         raise ConfigError(f"{given} names no class: write {given}:Class")
     if path.is_file():
         raise ConfigError(f"{given} is a file: name a folder, a hub id, or module.py:Class")
-    if is_hub_id(given):
+    if is_hub_id(given) and path.suffix != ".mar":  # as of build/chat.mar
         return GivenModel(given)
     raise ConfigError(
         f"{given or repr(given)}: no such file or folder, and neither a hub id like owner/name nor a class like module.py:Class"

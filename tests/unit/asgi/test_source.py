@@ -95,6 +95,7 @@ def test_a_class_is_served_from_its_file(tmp_path: Path) -> None:
     ("given", "problem"),
     [
         ("missing.mar", "no such file or folder"),
+        ("build/missing.mar", "no such file or folder"),
         ("owner/a/b", "no such file or folder"),
         ("", "'': no such file or folder"),
         ("{folder}/text", "cannot be unpacked"),
