@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ts_stateful.cli.numbers import positive, whole
+from ts_stateful.cli.numbers import filled, positive, whole
 from ts_stateful.cli.session_table import SESSION_COLUMNS, aligned, ordered, session_row
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.client.admin import AdminClient
@@ -105,14 +105,16 @@ def add_commands(add: _Add) -> None:
     """Add the commands by `add(name, text, epilog, *parents)`."""
     admin, view = _admin_options(), _view_options()
     sessions = add("sessions", "list the sessions of a server", _SESSIONS, admin, view)
-    sessions.add_argument("session", nargs="?", metavar="ID", help="show this session alone")
+    text = "show this session alone"
+    sessions.add_argument("session", nargs="?", type=filled, metavar="ID", help=text)
     sessions.add_argument("--json", action="store_true", help="print one JSON document")
     text = "remove a session's KV states from memory, and keep the session"
-    add("evict", text, _EVICT, admin).add_argument("session", metavar="ID", help="of the session")
+    evict = add("evict", text, _EVICT, admin)
+    evict.add_argument("session", type=filled, metavar="ID", help="of the session")
     close = add("close", "end a session, or all of a tenant", _CLOSE, admin)
     which = close.add_mutually_exclusive_group(required=True)
-    which.add_argument("session", nargs="?", metavar="ID", help="of the session")
-    which.add_argument("--tenant", help="end all sessions of this tenant")
+    which.add_argument("session", nargs="?", type=filled, metavar="ID", help="of the session")
+    which.add_argument("--tenant", type=filled, help="end all sessions of this tenant")
     close.add_argument("--expire", action="store_true", help="of one session: finish its turns")
     close.add_argument("--model", help="the model, of a session that only the store has")
     add("drain", "take no new sessions, and be not ready", _DRAIN, admin)
@@ -140,7 +142,7 @@ def _view_options() -> argparse.ArgumentParser:
     text = "largest or oldest first (default: %(default)s)"
     parser.add_argument("--sort", choices=SORT_KEYS, default="bytes", help=text)
     text = "only of this tenant: a principal's name or digits, or that of `metadata`"
-    parser.add_argument("--tenant", help=text)
+    parser.add_argument("--tenant", type=filled, help=text)
     return parser
 
 

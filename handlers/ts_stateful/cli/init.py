@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -53,6 +54,8 @@ def init(options: argparse.Namespace) -> None:
     path: Path = options.file
     if path.exists() and not options.force:
         raise ConfigError(f"{path} is there already; give --force to replace it, or another name")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written; name another file")
     ask = _Questions(sys.stdin, Terminal(sys.stdout))
     name, model = ask("The model: a folder or a hub id (owner/name)", _model)
     sessions = ask("Sessions that are open at the same time", whole(1, MAX_SESSIONS), "256")
@@ -77,7 +80,8 @@ def init(options: argparse.Namespace) -> None:
     terminal = Terminal(sys.stdout)
     for warning in made.warnings:
         terminal.line(f"warning: {warning}")
-    terminal.line(f"{path} is written. Check it again after changes: ts-stateful check {path}")
+    again = shlex.join(["ts-stateful", "check", str(path)])
+    terminal.line(f"{path} is written. Check it again after changes: {again}")
     serve = shlex.join(["ts-stateful", "serve", name, "--config", str(path)])
     terminal.line(f"Serve it: {serve}")
 

@@ -1,4 +1,4 @@
-"""Numbers in options, as types of argparse."""
+"""Numbers and names in options, as types of argparse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ts_stateful.config.sizes import parse_bytes
 
-__all__ = ["num_bytes", "positive", "whole"]
+__all__ = ["filled", "num_bytes", "positive", "whole"]
 
 _MAX, _MAX_BYTES = 1_000_000_000, 1 << 50
 
@@ -25,6 +25,13 @@ def whole(least: int, most: int = _MAX) -> Callable[[str], int]:
         return value
 
     return parsed
+
+
+def filled(text: str) -> str:
+    """Refuse an empty name: that of a shell's variable which is not set would count as none."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; is a variable unset?")
+    return text
 
 
 def positive(text: str) -> float:

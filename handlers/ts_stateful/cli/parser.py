@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from ts_stateful.cli import admin, doctor, init, pack, plan, serve_options
 from ts_stateful.cli.chat import COMMANDS
-from ts_stateful.cli.numbers import positive, whole
+from ts_stateful.cli.numbers import filled, positive, whole
 from ts_stateful.protocol.unknown import similar
 from ts_stateful.version import __version__
 
@@ -140,7 +140,8 @@ def build_parser() -> argparse.ArgumentParser:
     prompt.add_argument("prompt", help="the prompt; - reads it from standard input")
     prompt.add_argument("--json", action="store_true", help="print one JSON document at the end")
     info = add("info", "show the server or one of its sessions", _INFO_EPILOG, connection)
-    info.add_argument("session", nargs="?", help="the id of a session; omit it for the server")
+    text = "the id of a session; omit it for the server"
+    info.add_argument("session", nargs="?", type=filled, help=text)
     info.add_argument("--json", action="store_true", help="print one JSON document")
     _add_operating(add)
     _add_offline(add)
@@ -217,7 +218,8 @@ def _generation_options() -> argparse.ArgumentParser:
     text = "the same, a clip for a model that hears"
     add("--audio", action="append", default=[], metavar="FILE", help=text)
     add("--system", metavar="TEXT", help="the system prompt")
-    add("--session", metavar="ID", help="continue this session, and leave it open")
+    text = "continue this session, and leave it open"
+    add("--session", type=filled, metavar="ID", help=text)
     add("--max-new-tokens", type=int, metavar="N", help="limit of the reply")
     add("--temperature", type=float, metavar="T", help="sampling temperature; 0 is greedy")
     add("--top-p", type=float, metavar="P", help="sample from this probability mass")

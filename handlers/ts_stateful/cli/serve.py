@@ -15,7 +15,7 @@ from typing import Any
 
 from ts_stateful.asgi.settings import Tls
 from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
-from ts_stateful.cli.serve_options import LOOPBACK
+from ts_stateful.cli.serve_options import LOOPBACK, MAX_BODY_BYTES
 from ts_stateful.config.manifest import read_manifest
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.process.logs import LOG_FORMAT, LOG_LEVEL
@@ -70,8 +70,10 @@ def _problem(options: argparse.Namespace) -> str | None:
             or {options.host, options.metrics_host} != {LOOPBACK}
         ):
             return "--config, --host and --tls-* are for the front asgi; pack the configuration by `ts-stateful pack --config`"
-        if options.admin_socket is not None or options.admin_port is not None:
-            return "--admin-socket and --admin-port are for the front asgi"
+        if {options.admin_socket, options.admin_port, options.max_body_bytes} != {None}:
+            return "--admin-socket, --admin-port and --max-body-bytes are for the front asgi"
+    elif options.ts_config or options.log_config:
+        return "--ts-config and --log-config are for the front torchserve"
     missing = [path for path in files if path is not None and not path.exists()]
     if missing:
         names = {options.ts_config: " (--ts-config)", options.log_config: " (--log-config)"}
@@ -151,7 +153,7 @@ def _asgi(options: argparse.Namespace) -> LocalServer:
         config=options.config,
         host=options.host,
         metrics_host=options.metrics_host,
-        max_body_bytes=options.max_body_bytes,
+        max_body_bytes=options.max_body_bytes or MAX_BODY_BYTES,
         tls=tls,
         admin_socket=options.admin_socket,
         admin_port=options.admin_port,

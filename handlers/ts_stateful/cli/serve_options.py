@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ts_stateful.cli.numbers import positive, whole
+from ts_stateful.cli.numbers import filled, positive, whole
 
-__all__ = ["EPILOG", "LOOPBACK", "add_options"]
+__all__ = ["EPILOG", "LOOPBACK", "MAX_BODY_BYTES", "add_options"]
 
 LOOPBACK = "127.0.0.1"
+MAX_BODY_BYTES = 28_000_000
 
 EPILOG = """\
 A model is a .mar file, the folder of an archive, the folder of a model, or the id of a model on the hub (owner/name).
@@ -60,9 +61,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_ports(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("addresses (a port of 0 is any free one)").add_argument
     text = "of the HTTP and gRPC ports (asgi; default: %(default)s). The others are on 127.0.0.1"
-    add("--host", default=LOOPBACK, help=text)
+    add("--host", type=filled, default=LOOPBACK, help=text)
     text = "of the metrics port (asgi; default: %(default)s)"
-    add("--metrics-host", default=LOOPBACK, help=text)
+    add("--metrics-host", type=filled, default=LOOPBACK, help=text)
     for flags, default in (
         (("--http-port", "--port"), 8080),
         (("--management-port",), 8081),
@@ -76,8 +77,8 @@ def _add_ports(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("asgi").add_argument
-    text = "longest request (default: %(default)s)"
-    add("--max-body-bytes", type=whole(1), default=28_000_000, metavar="BYTES", help=text)
+    text = f"longest request (default: {MAX_BODY_BYTES})"
+    add("--max-body-bytes", type=whole(1), metavar="BYTES", help=text)
     text = (
         "Unix socket of the administration (default: admin.sock in --state-dir, or a temporary one)"
     )

@@ -26,13 +26,9 @@ from ts_stateful.clock import SYSTEM_CLOCK, Clock
 __all__ = ["screen", "top"]
 
 _LINES_BESIDE = 8  # of a screen: titles, headings, and what follows the sessions
-_LEAST = (
-    "STORE FAILURES",
-    "EVICTED",
-    "MODEL",
-    "HOST",
-    "TENANT",
-)  # columns that a narrow screen lacks
+# Columns that a narrow screen lacks, so that ids are whole; and a very narrow one, so that the others are.
+_LEAST = ("STORE FAILURES", "EVICTED", "MODEL", "HOST", "TENANT")
+_LESS = ("TOKENS", "TURNS", "AGE", "ON", "PID", "IDLE", "DEVICE")
 _ID_CHARS = 32  # of an id, for which other columns have to go
 _MIN_ID_CHARS = 8
 _FILE_WIDTH = 500  # nothing is cut
@@ -99,10 +95,10 @@ def _view(client: AdminClient, options: argparse.Namespace, console: Console) ->
 def _table(rows: Sequence[Sequence[str]], width: int) -> Table:
     """Return a table of rows, the first of which has the headings."""
     columns = list(zip(*rows, strict=True))
-    for name in _LEAST:
-        if sum(map(_width, columns[1:])) + _ID_CHARS <= width:
-            break
-        columns = [column for column in columns if column[0] != name]
+    for name in (*_LEAST, *_LESS):
+        id_chars = _ID_CHARS if name in _LEAST else _MIN_ID_CHARS
+        if sum(map(_width, columns[1:])) + id_chars > width:
+            columns = [column for column in columns if column[0] != name]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     room = max(_MIN_ID_CHARS, width - sum(map(_width, columns[1:])) - 3)
     for number, column in enumerate(columns):

@@ -284,7 +284,7 @@ def test_top_prints_once_where_nothing_can_be_drawn_again(admin: FakeAdmin) -> N
     assert "large" in dumb.file.getvalue()
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_a_narrow_screen_lacks_columns_instead_of_digits(width: int) -> None:
     """Ids are cut last; what is shown is whole."""
     sessions = [session_document(f"{'a' * 32}.{'b' * 64}", tenant="[red]t"), LARGE]
@@ -294,9 +294,21 @@ def test_a_narrow_screen_lacks_columns_instead_of_digits(width: int) -> None:
     text = console.file.getvalue()
     assert "1 more" in text
     assert "4 KiB" in text
+    assert "DEVICE" in text
     assert ("[red]t" in text) == ("TENANT" in text)
     assert ("TENANT" in text) == (width >= 120)
     assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["sessions", "evict", "close", "close --tenant", "sessions --tenant", "info", "chat --session"],
+)
+def test_an_empty_name_is_wrong_usage(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a variable that is not set: it is neither all sessions nor a new one."""
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), ""])
+    assert "it is empty; is a variable unset?" in capsys.readouterr().err
 
 
 def test_without_the_extra_the_error_names_it(

@@ -66,9 +66,15 @@ def test_a_file_that_is_there_stays(
     answer.write_text("minWorkers: 1\n")
     assert main(["init"]) == 1
     assert "give --force" in capsys.readouterr().err
+    for wrong in ("missing/a.yaml", str(answer.parent)):
+        assert main(["init", "--force", wrong]) == 1  # before any question
+        assert f"{wrong} cannot be written" in capsys.readouterr().err
     give(monkeypatch, str(repository / "examples/shapes/model"), *[""] * 4)
     assert main(["init", "--force"]) == 0
     assert "maxNumSequence" in answer.read_text()
+    give(monkeypatch, str(repository / "examples/shapes/model"), *[""] * 4)
+    assert main(["init", "two words.yaml"]) == 0
+    assert "ts-stateful check 'two words.yaml'" in capsys.readouterr().out
 
 
 def test_answers_that_end_write_nothing(

@@ -89,6 +89,8 @@ def test_the_package_has_the_settings_of_the_checkout(
         (["--config", "{file}.missing"], "no such file: {file}.missing"),
         (["--front", "torchserve", "{file}"], "takes one archive"),
         (["--front", "torchserve", "--host", "0.0.0.0"], "are for the front asgi"),
+        (["--front", "torchserve", "--max-body-bytes", "9"], "are for the front asgi"),
+        (["--ts-config", "{file}"], "are for the front torchserve"),
     ],
 )
 def test_options_that_contradict_each_other_are_wrong_usage(

@@ -1,13 +1,14 @@
-"""The line about a server that lets its user wait."""
+"""Lines about a server that lets its user wait, and about errors."""
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
 
 from tests.support.worker import eventually
-from ts_stateful.cli.chat.words import waiting
+from ts_stateful.cli.chat.words import reason, waiting
 from ts_stateful.client import DeadlineExceeded
 from ts_stateful.protocol.errors import EngineUnavailable
 
@@ -59,3 +60,10 @@ def test_a_slow_reply_is_not_explained(capsys: pytest.CaptureFixture[str]) -> No
         pass
     assert quick.asked == []
     assert capsys.readouterr().err == ""
+
+
+def test_of_a_copy_onto_a_full_disk_the_copy_is_named() -> None:
+    """The source lies on another disk; of other errors it is the file."""
+    assert reason(OSError(errno.ENOSPC, "full", "from", None, "to")) == "to: full"
+    assert reason(OSError(errno.ENOSPC, "full", "made")) == "made: full"
+    assert reason(OSError(errno.EACCES, "denied", "from", None, "to")) == "from: denied"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 import threading
 from collections.abc import Iterator
@@ -107,7 +108,9 @@ def reason(error: Exception) -> str:
         code = f"{error.code}: " if error.code else ""
         return f"{code}{error.message}{f' ({error.field})' if error.field else ''}"
     if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+        # Of a copy the first one is the source, which a full disk does not concern.
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return f"{(is_full and error.filename2) or error.filename}: {error.strerror}"
     return str(error)
 
 

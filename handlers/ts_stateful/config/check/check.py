@@ -23,6 +23,7 @@ from ts_stateful.config.check.timing import check_timing
 from ts_stateful.config.document import parse_yaml
 from ts_stateful.config.edit import completed
 from ts_stateful.config.given_model import expand_home
+from ts_stateful.config.manifest import CONFIG
 from ts_stateful.config.schema import Config, ConfigError, HandlerConfig, load_config
 from ts_stateful.config.sizes import TransformerSize
 from ts_stateful.protocol.unknown import similar
@@ -85,7 +86,8 @@ def check_file(
                     findings += check_split(found, config.handler.tensor_parallel)
         return sorted(findings, key=lambda finding: finding.severity != "error")
     except ConfigError as reason:
-        return [error(str(path), str(reason), "see docs/configuration.md")]
+        message = str(reason).removeprefix(f"{CONFIG}: ")
+        return [error(str(path), message, "see docs/configuration.md")]
 
 
 def read_document(path: Path) -> dict[str, Any] | Finding | None:
