@@ -34,6 +34,7 @@ _ENGINES_STOP_S = 60.0
 _SHORT_LIFE_S = 10.0  # after which the next front starts at once
 _PAUSE_S = 1.0
 _POLL_S = 0.05
+_HAS_IPV6 = socket.has_dualstack_ipv6()
 
 
 @dataclass(frozen=True)
@@ -245,12 +246,15 @@ def _reached(host: str) -> str:
     return HOST if host in ("0.0.0.0", "::") else in_url(host)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int, *, has_ipv6: bool = _HAS_IPV6) -> socket.socket:
     """Return a socket that listens. Raises `ServerFailed` if the port is in use."""
+    if host == "::" and not has_ipv6:  # as gRPC does
+        host = "0.0.0.0"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        both = host == "::" and socket.has_dualstack_ipv6()  # as gRPC
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
+        return socket.create_server(
+            (host, port), family=family, backlog=2048, dualstack_ipv6=host == "::"
+        )
     except OSError as error:
         # socket.gaierror has numbers of its own, which are negative.
         wrong_host = error.errno in (errno.EADDRNOTAVAIL, None) or error.errno < 0

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.ports import free_ports
 from tests.support.worker import eventually
-from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings
+from ts_stateful.asgi.supervisor import AsgiServer, AsgiServerSettings, _listening
 from ts_stateful.process.worker.fork_server import has_ended
 from ts_stateful.serving.admin_socket import AdminSocket
 from ts_stateful.serving.local import ServerFailed
@@ -178,3 +178,10 @@ def test_the_urls_of_a_server_lead_to_it(counter: Path, host: str, name: str) ->
     for port in (server.ports.http, server.ports.metrics):
         socket.create_connection((name.strip("[]"), port), timeout=10).close()
     server.stop()
+
+
+def test_all_addresses_are_those_of_ipv4_where_the_kernel_has_no_other() -> None:
+    """As gRPC listens there; an image can then listen on all addresses everywhere."""
+    with _listening("::", 0, has_ipv6=False) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=10).close()

@@ -161,7 +161,7 @@ def test_the_command_of_a_node_parses(objects: Objects, tmp_path: Path) -> None:
         assert f"--model-store={options.output}" in node["args"]
         assert f"--models={options.name}={options.name}.mar" in node["args"]
         return
-    options = build_parser().parse_args(["serve", "--host", "0.0.0.0", *node["args"]])
+    options = build_parser().parse_args(["serve", "--host", "::", *node["args"]])
     paths = [*options.models, str(options.config)]
     mounts = [mount["mountPath"] for mount in node["volumeMounts"]]
     for path in paths:
@@ -178,7 +178,7 @@ def test_torchserve_listens_for_others(helm: str) -> None:
     assert "\ngrpc_inference_address=0.0.0.0\n" in text
     assert "\nmanagement_address=http://127.0.0.1:8081\n" in text
     assert "\ngrpc_management_address=127.0.0.1\n" in text
-    variables = {one["name"]: one["value"] for one in container(found[HAPROXY])["env"]}
+    variables = {one["name"]: one.get("value") for one in container(found[HAPROXY])["env"]}
     assert variables["TS_FRONT"] == "torchserve"
     probe = container(found[NODE])["readinessProbe"]["exec"]["command"]
     assert probe == ["python", "/etc/ts-stateful/files/hello.py", variables["TS_MODEL"]]

@@ -127,10 +127,11 @@ def test_haproxy_finds_the_nodes(objects: dict[tuple[str, str], Any]) -> None:
     assert [int(port) for _, port in templates] == [ports["http"], ports["http"], ports["grpc"]]
     assert all(int(count) >= 2 for count, _ in templates)
     assert re.findall(r"check-proto h1 port (\d+)", text) == [str(ports["http"])]
-    listens = [f":{port['containerPort']}" for port in container(haproxy)["ports"]]
-    assert listens == [variables["TS_HTTP"], variables["TS_GRPC"]]
+    for name, port in zip(("TS_HTTP", "TS_GRPC"), container(haproxy)["ports"], strict=True):
+        number = port["containerPort"]
+        assert variables[name] == f"127.0.0.1:{number},$(POD_IP):{number}"
     assert all(
-        f"presetenv {name} " in text or name in ("POD_NAMESPACE", "TS_DNS", "TS_CERT")
+        f"presetenv {name} " in text or name in ("POD_NAMESPACE", "POD_IP", "TS_DNS", "TS_CERT")
         for name in variables
     )
 
@@ -166,7 +167,7 @@ def test_the_command_of_a_node_is_valid(objects: dict[tuple[str, str], Any]) -> 
     assert entry[2] == "ts-stateful"
     options = build_parser().parse_args([*entry[3:], *only["args"]])
     assert (options.command, options.front) == ("serve", "asgi")
-    assert options.host == options.metrics_host == "0.0.0.0"
+    assert options.host == options.metrics_host == "::"
     ports = {port["name"]: port["containerPort"] for port in only["ports"]}
     assert ports == {
         "http": options.http_port,
