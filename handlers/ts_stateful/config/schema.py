@@ -72,7 +72,7 @@ class EngineConfig(AccessConfig, frozen=True, kw_only=True):
     load_timeout_sec: _Positive = 600.0
     """Seconds to load the model."""
     device_cache_bytes: _Count | None = None
-    """Bytes that sessions may keep on the device. Unset: no bound on a CPU, 80 % of the free memory on a GPU."""
+    """Bytes that sessions may keep on the device. Unset: 80 % of the free memory of a GPU, or of a container's limit; else no bound."""
     metrics_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     """With TorchServe: a port of 127.0.0.1 for the metrics that the other front has at its own; one for each model."""
     limits: LimitsConfig = LimitsConfig()
@@ -271,18 +271,20 @@ def load_config(document: Mapping[str, Any] | None) -> Config:
     handler = document.pop("handler", None) or {}
     frontend = _convert(document, FrontendConfig, prefix="")
     if isinstance(handler, Mapping):
-        _check_removed(handler)
-    if isinstance(handler, Mapping) and "states" in handler:
-        return Config(frontend=frontend, state=_convert(handler, StateConfig, prefix="handler"))
+        _check_keys(handler)
+        if "states" in handler:
+            return Config(frontend=frontend, state=_convert(handler, StateConfig, prefix="handler"))
     return Config(frontend=frontend, handler=_convert(handler, HandlerConfig, prefix="handler"))
 
 
-def _check_removed(handler: Mapping[str, Any]) -> None:
+def _check_keys(handler: Mapping[str, Any]) -> None:
+    of_states = {*StateConfig.__struct_encode_fields__} - {*HandlerConfig.__struct_encode_fields__}
     for key in handler:
+        place = f"model-config.yaml: handler.{key}"
         if key in _REMOVED:
-            raise ConfigError(
-                f"model-config.yaml: handler.{key} was removed: {_REMOVED[key]}; delete the key"
-            )
+            raise ConfigError(f"{place} was removed: {_REMOVED[key]}; delete the key")
+        if key in of_states and "states" not in handler:
+            raise ConfigError(f"{place}: is for models that declare `states`, which are missing")
 
 
 def _convert(document: Any, kind: type[Any], prefix: str) -> Any:

@@ -25,17 +25,15 @@ _PART = re.compile(r"\.([^.\[\]]+)|\[(?:\d+|\.\.\.)\]")
 def explained(error: msgspec.ValidationError, kind: Any, prefix: str) -> str:
     """Return an error of converting to `kind` in words; `prefix` is the key that has the whole."""
     text = str(error)
+    known = instead(error, kind, None)
     if found := _UNKNOWN_KEY.match(text):
-        key, path = found[1], found[2] or ""
-        return (
-            f"{_joined(prefix, path, key)}: there is no such key{_instead(key, _keys(kind, path))}"
-        )
+        return f"{_joined(prefix, found[2] or '', found[1])}: there is no such key{known}"
     if found := _UNKNOWN_VALUE.match(text):
-        value, path = found[1].strip("'"), found[2]
-        known = _values(_type_at(_info(kind), path))
-        return f"{_joined(prefix, path)}: there is no value {found[1]}{_instead(value, known)}"
+        return f"{_joined(prefix, found[2])}: there is no value {found[1]}{known}"
     found = _AT.match(text)
     reason, path = (found[1], found[2]) if found else (text, "")
+    if prefix and reason.startswith(prefix):  # by a check of our own
+        return reason
     return f"{_joined(prefix, path) or 'the file'}: {reason[:1].lower()}{reason[1:]}"
 
 
@@ -54,9 +52,8 @@ def instead(error: msgspec.ValidationError, kind: Any, document: object) -> str:
     found = _UNKNOWN_KEY.match(str(error))
     if found is None:
         return ""
-    path, tags = found[2] or "", {}
-    if not path and isinstance(document, dict):
-        tags = document
+    path = found[2] or ""
+    tags = document if not path and isinstance(document, dict) else {}
     return _instead(found[1], _keys(kind, path, tags))
 
 

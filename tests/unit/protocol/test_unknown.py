@@ -38,6 +38,11 @@ from ts_stateful.protocol.strict_json import convert
             {"store": {"policy": "best-effort"}},
             "handler.store.policy: there is no value 'best-effort'; did you mean best_effort?",
         ),
+        (
+            {"commitEvery": 1},
+            "handler.commitEvery: is for models that declare `states`, which are missing",
+        ),
+        ({"states": []}, "handler: inputs, outputs and states: declare at least one of each"),
         ({"media": 3}, "handler.media: expected `object`, got `int`"),
         ({"contextLength": "x"}, "handler.contextLength: expected `int | null`, got `str`"),
     ],
