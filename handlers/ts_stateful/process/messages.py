@@ -59,7 +59,7 @@ class EngineHello(Struct, frozen=True, tag="attached"):
 class Draining(Struct, frozen=True, tag="leaving"):
     """Engine to worker: the engine finishes its requests, takes no new ones, and exits.
 
-    Without a `successor`, TorchServe is about to stop.
+    Without a `successor`, the server is about to stop.
     """
 
     successor: bool

@@ -1,6 +1,6 @@
 """The engine process: an engine, its loop and its Unix socket.
 
-SIGTERM ends it, and another one takes its place. SIGUSR1 ends it because TorchServe is about to stop.
+SIGTERM ends it, and another one takes its place. SIGUSR1 ends it because its server is about to stop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ts_stateful.engine.engine import SessionEngine
 from ts_stateful.engine.services import Placement, Ranks, Services, WorkQueue
 from ts_stateful.memory import give_memory_back, without_collections
 from ts_stateful.process.channel import Channel
-from ts_stateful.process.engine.lifespan import Lifespan, exit_with
+from ts_stateful.process.engine.lifespan import Lifespan, exit_soon, exit_with
 from ts_stateful.process.engine.ranks import DriverSocket, FollowerProcesses, fork_followers
 from ts_stateful.process.engine.threads import set_threads
 from ts_stateful.process.load_progress import LoadProgress
@@ -79,12 +79,12 @@ class EngineProcess:
         self._worked_at: float | None = None  # since memory was returned to the system
         self._draining = Draining(successor=True)
         self._spoke_at = 0.0  # with a worker
-        frontend = psutil.Process(spec.frontend_pid)
-        self.lifespan = Lifespan(config.engine, frontend, spec.model_dir)
+        self.lifespan = Lifespan(config.engine, psutil.Process(spec.frontend_pid), spec.model_dir)
+        self.store = config.store
         self._engine = self._load(config)
-        kind = self._engine.kind
-        set_threads(config.engine.threads, kind.num_parameters, 1 + len(spec.followers))
-        kind.tune()
+        num_parameters = self._engine.kind.num_parameters
+        set_threads(config.engine.threads, num_parameters, 1 + len(spec.followers))
+        self._engine.kind.tune()
         self.lifespan.detached()  # from here on: no worker could come while the model was loaded
 
     def _load(self, config: Config) -> SessionEngine[Any]:
@@ -129,14 +129,14 @@ class EngineProcess:
     def _leave(self, leaving: Draining) -> None:
         if self._draining.successor:  # there is no way back from having none
             self._draining = leaving
-        self.lifespan.drain("asked to" if leaving.successor else "TorchServe is about to stop")
+        self.lifespan.drain("asked to" if leaving.successor else "the server is about to stop")
         for channel in self._channels:
             channel.send(self._draining)
 
     def _is_busy(self) -> bool:
         if any(session.busy for session in self._engine.table):
             return True
-        # TorchServe is stopped next: clients that pull have yet to ask for a turn's end, and what is pushed has yet to pass.
+        # The server is stopped next: clients that pull have yet to ask for a turn's end, and what is pushed has yet to pass.
         is_last = self._channels and not self._draining.successor
         return bool(is_last) and time.monotonic() - self._spoke_at < _QUIET_S
 
@@ -194,8 +194,7 @@ class EngineProcess:
             self.lifespan.detached()
         self._engine.set_away(not self._channels)
         for request_id in [rid for rid, owner in self._owners.items() if owner is channel]:
-            del self._owners[request_id]
-            self._engine.drop(request_id)
+            self._take(channel, Drop(request_id))
 
     def emit(self, event: Event) -> None:
         """See `EventSink`."""
@@ -293,6 +292,7 @@ def main(lock_fd: int, spec_path: Path) -> int:
     spec.path("sock").unlink(missing_ok=True)
     if process.lifespan.frontend_exited:
         shutil.rmtree(spec.folder, ignore_errors=True)
+    exit_soon(process.store)
     return 0
 
 
