@@ -12,9 +12,8 @@ from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.encoders.beside import VisionBeside
 from ts_stateful.language.encoders.encoder import Encoder
 from ts_stateful.language.encoders.hearing import Hearing
-from ts_stateful.language.encoders.prefix import PrefixVision
 from ts_stateful.language.encoders.senses import Senses
-from ts_stateful.language.encoders.vision import Vision
+from ts_stateful.language.encoders.vision import PrefixVision, Vision
 
 __all__ = ["find_encoder"]
 

@@ -14,10 +14,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.encoders.encoder import MediaInput, Tower
+from ts_stateful.language.text.prompt_form import PromptForm
 from ts_stateful.media.digest import content_digest
 from ts_stateful.media.load import MediaFile
 
-__all__ = ["Pictures", "Vision"]
+__all__ = ["Pictures", "PrefixVision", "Vision"]
 
 _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 _UNPROJECTED = {"llama4"}  # families that project the features of images in every pass
@@ -141,6 +142,26 @@ class Vision(Pictures):
         deepstack = {"deepstack_features": wrapped[1:]} if len(wrapped) > 1 else {}
         given = {"last_hidden_state": None, self._output_name: wrapped[0], **deepstack}
         return {"mm_encoder_outputs": {"image": self._output_type(**given)}}
+
+
+class PrefixVision(Vision):
+    """The vision part of PaliGemma, whose processor writes a part of each prompt itself."""
+
+    def __init__(self, network: PreTrainedModel, processor: Any) -> None:
+        super().__init__(network, processor)
+        self.form = PromptForm(processor.tokenizer.bos_token, "\n")
+
+    def prepare(self, decoded: PIL.Image.Image, key: str = "") -> MediaInput:
+        """See `Encoder`."""
+        image = super().prepare(decoded, key)
+        image.ids = [token for token in image.ids if token == self.token_id]
+        return image
+
+    def process(self, text: str, decoded: Sequence[PIL.Image.Image]) -> dict[str, Any]:
+        """See `Encoder`; the processor writes the form again."""
+        made = super().process(self.form.remove(text), decoded)
+        made.pop("labels", None)  # for training
+        return made
 
 
 def _picture(size: tuple[int, int]) -> PIL.Image.Image:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +18,8 @@ from ts_stateful.clock import Clock
 from ts_stateful.engine.services import WorkQueue
 from ts_stateful.language.grammar.matcher import FIELD, Matcher
 from ts_stateful.language.network.load import Model
+from ts_stateful.language.text.reply_parser import ReplyTemplate
+from ts_stateful.protocol.chat import Tool
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import InvalidRequest, StatefulError
 from ts_stateful.protocol.response_format import (
@@ -32,7 +34,7 @@ from ts_stateful.protocol.response_format import (
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-__all__ = ["JSON_OPTIONS", "CallsOrForm", "Compiled", "GrammarCompiler", "load_vocabulary"]
+__all__ = ["CallsOrForm", "Compiled", "GrammarCompiler", "grammar_of_calls", "load_vocabulary"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class CallsOrForm(msgspec.Struct, frozen=True):
     form: ResponseFormat | None
 
 
-JSON_OPTIONS: Final[JsonCompileOptions] = {
+_JSON_OPTIONS: Final[JsonCompileOptions] = {
     "coerce_one_of": True,
     "lenient": True,  # keywords that no grammar has are warnings
     # Bounded, or a model could go on with blanks for ever.
@@ -207,4 +209,35 @@ def _part(name: str, grammar: str) -> dict[str, Any]:
 
 
 def _json(schema: dict[str, Any]) -> str:
-    return str(LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS))
+    return str(LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_OPTIONS))
+
+
+def grammar_of_calls(
+    template: ReplyTemplate,
+    tools: Sequence[Tool],
+    *,
+    special: Collection[str],
+    parallel: bool,
+) -> Grammar | None:
+    """Return a grammar of calls of these tools: one, or with `parallel` one or more.
+
+    `special` are the tokens that no ordinary text has. Return None if the model writes calls in another form than JSON between
+    two marks.
+    """
+    if template.call_marks is None:
+        return None
+    begin, end = (_token(mark, special) for mark in template.call_marks)
+    more = ' ("\\n" call)*' if parallel else ""
+    bodies = " | ".join(f"body{index}" for index in range(len(tools)))
+    rules = [f"start: call{more}", f'call: {begin} "\\n" ({bodies}) "\\n" {end}']
+    for index, tool in enumerate(tools):
+        head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
+        # A schema of its own, because references in it begin at its root.
+        schema = {**(tool.parameters or {"type": "object"}), "x-guidance": _JSON_OPTIONS}
+        rules.append(f'body{index}: {json.dumps(head)} arguments{index} "}}"')
+        rules.append(f"arguments{index}: %json {json.dumps(schema)}")
+    return Grammar("\n".join(rules))
+
+
+def _token(mark: str, special: Collection[str]) -> str:
+    return mark if mark in special else json.dumps(mark)

@@ -18,7 +18,7 @@ from ts_stateful.engine.services import NO_REPORT, LoadReport
 from ts_stateful.language.encoders.encoder import Encoder
 from ts_stateful.language.encoders.find import find_encoder
 from ts_stateful.language.encoders.lean_tower import make_lean
-from ts_stateful.language.encoders.prefix import PrefixVision
+from ts_stateful.language.encoders.vision import PrefixVision
 from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compact_weights import find_compact
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
@@ -31,7 +31,6 @@ from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Span
 from ts_stateful.language.network.adapters import Adapters, load_adapter
 from ts_stateful.language.network.checkpoint import hears, read_checkpoint
-from ts_stateful.language.network.choices import find_choices
 from ts_stateful.language.network.count_weights import weights_counted
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.network.model_support import (
@@ -158,7 +157,7 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
     Of a model that is split, stock code computes all but the attention.
     """
     make_lean(model.network)
-    model.forward.choices, is_split = find_choices(model.device), settings.tensor_parallel > 1
+    is_split = settings.tensor_parallel > 1
     if settings.pack_linears and not is_split:
         _replace_linears(model.network, model.device, compact=settings.compact_weights)
     if settings.fused_layers and model.forward.flat and not is_split:

@@ -11,11 +11,14 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.encoders.encoder import MediaInput
-from ts_stateful.language.encoders.known_urls import urls_of
-from ts_stateful.language.encoders.loader import Loaded, TurnMedia
+from ts_stateful.language.encoders.loader import Loaded, TurnMedia, urls_of
 from ts_stateful.language.encoders.reader import MediaReader
-from ts_stateful.language.grammar.compiler import CallsOrForm, Compiled, GrammarCompiler
-from ts_stateful.language.grammar.tool_calls import grammar_of_calls
+from ts_stateful.language.grammar.compiler import (
+    CallsOrForm,
+    Compiled,
+    GrammarCompiler,
+    grammar_of_calls,
+)
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.protocol.chat import Chat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ts_stateful.language.encoders.encoder import MediaInput
-from ts_stateful.language.encoders.known_urls import KnownImages, urls_of
+from ts_stateful.language.encoders.loader import KnownImages, urls_of
 from ts_stateful.protocol.errors import MediaForbidden
 from ts_stateful.protocol.requests import Audio, Image
 
