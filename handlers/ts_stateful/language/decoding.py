@@ -16,6 +16,7 @@ from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.grammar.matcher import forbid
 from ts_stateful.language.guesses import Guesses, round_layers
 from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.network.choices import find_choices
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.logprobs import Chosen, choose_logprobs
 from ts_stateful.language.network.memory import is_out_of_memory
@@ -23,7 +24,7 @@ from ts_stateful.language.network.sampler import choose_tokens, sample
 from ts_stateful.language.runner import Logits, Runner
 from ts_stateful.language.scheduler import Chunk
 from ts_stateful.language.speculation import Drafter
-from ts_stateful.language.turns.kv_lending import lend_common, part
+from ts_stateful.language.turns.kv_lending import lend_common, unshare
 from ts_stateful.language.turns.lifecycle import Turns
 from ts_stateful.protocol.errors import OutOfMemory, StatefulError
 
@@ -43,12 +44,13 @@ class Decoding:
         self._core = core
         self._model = model
         self._turns = turns
+        self._kernels = find_choices(model.device)
 
     def tune(self) -> None:
         """Let the model guess tokens by weights in 8 bits, where that gains time."""
         settings, forward = self._core.config.handler, self._model.forward
         if settings.speculation and settings.draft_weights and (layers := round_layers(forward)):
-            self.drafter.guesses = Guesses(self.runner, forward, layers)
+            self.drafter.guesses = Guesses(self.runner, layers, self._kernels.draw_rows)
 
     def step(self) -> None:
         """Run the scheduler's next step."""
@@ -109,7 +111,8 @@ class Decoding:
             if is_out_of_memory(error) and self._free_memory():
                 return self._forward(chunks)
             if len(chunks) > 1:
-                part([sequence for sequence, _ in chunks])  # one that fails must not move the next
+                # One that fails must not move the next.
+                unshare([sequence for sequence, _ in chunks])
                 return Logits.join([self._forward([chunk]) for chunk in chunks])
             ((sequence, _),) = chunks
             self._turns.fail(sequence, _reason(error, "a forward pass"))
@@ -137,10 +140,9 @@ class Decoding:
             penalties = [sequence.penalties for sequence in sequences]
             changed = self._model.penalties(rows, contexts, penalties)
             masks = [s.matcher.mask if s.matcher else None for s in sequences]
-            kernels = self._model.forward.choices
-            changed = forbid(changed, masks, kernels.forbid_rows)
+            changed = forbid(changed, masks, self._kernels.forbid_rows)
             settings = [sequence.sampling for sequence in sequences]
-            inputs = changed, settings, kernels.draw_rows
+            inputs = changed, settings, self._kernels.draw_rows
             tokens = (
                 self.runner.run_ahead(sequences, choose_tokens(*inputs))
                 if ahead

@@ -19,7 +19,7 @@ from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers
 from ts_stateful.language.kernels.decoder_layout import UnknownDecoderError
 from ts_stateful.language.kv.spans import Rows
 from ts_stateful.language.network.forward import Forward
-from ts_stateful.language.network.sampler import sample
+from ts_stateful.language.network.sampler import DrawRows, sample
 from ts_stateful.language.runner import Runner
 
 __all__ = ["Guesses", "round_layers"]
@@ -54,11 +54,15 @@ class Guesses:
     """Guesses tokens of turns that decode. States are written after those that the sessions have, and are not kept."""
 
     def __init__(
-        self, runner: Runner, forward: Forward, layers: FusedLayers, counts: Items[int] = COUNTS
+        self,
+        runner: Runner,
+        layers: FusedLayers,
+        draw_rows: DrawRows | None,
+        counts: Items[int] = COUNTS,
     ) -> None:
         self._runner = runner
         self._layers = layers
-        self._draw_rows = forward.choices.draw_rows
+        self._draw_rows = draw_rows
         self._counts = [GuessCount(counts) for _ in range(_MOST_TURNS)]
 
     def count_for(self, num_turns: int) -> GuessCount | None:

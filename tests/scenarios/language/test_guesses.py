@@ -44,7 +44,7 @@ def make(name: str, *, is_rounded: bool = True) -> Harness:
     layers = FusedLayers(decoder, forward.layout, forward.windows, language_kernels())
     layers = layers.rounded() if is_rounded else layers
     runner = harness.kind.decoding.runner
-    harness.kind.decoding.drafter.guesses = Guesses(runner, forward, layers, (3, 2, 1, 0))
+    harness.kind.decoding.drafter.guesses = Guesses(runner, layers, None, (3, 2, 1, 0))
     return harness
 
 

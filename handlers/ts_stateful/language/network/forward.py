@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,20 +23,19 @@ from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Block, Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
-from ts_stateful.language.network.choices import ChoiceKernels
 from ts_stateful.language.network.layer_kinds import layer_chunks, layer_windows
 from ts_stateful.language.network.layout import cache_name
 from ts_stateful.language.network.spliced import deepstack_added, splice
 from ts_stateful.language.parallel.driver import Driver
 
-__all__ = ["Forward", "Passes"]
+__all__ = ["Batching", "Forward"]
 
 # Tokens of the sequences by which kernels are verified, side by side, in two passes.
 _KERNEL_COUNTS = (70, 1), (2, 2), (9, 1), (1, 1)
 _EMBEDDED = "inputs_embeds"  # the argument of models that take embeddings instead of ids
 
 
-class Passes(NamedTuple):
+class Batching(NamedTuple):
     """The passes that stock code can take: `flat` for new tokens of several sessions, `batched` for the next one of each."""
 
     flat: bool = False
@@ -54,7 +52,7 @@ class Forward:
     """
 
     def __init__(
-        self, network: PreTrainedModel, layout: KVLayout, stock_attention: str, passes: Passes
+        self, network: PreTrainedModel, layout: KVLayout, stock_attention: str, batching: Batching
     ) -> None:
         self.layout = layout
         self.network = network
@@ -73,13 +71,12 @@ class Forward:
         self.shortcut: Callable[[Rows], Tensor | None] | None = None  # for some steps, or for all
         self.graphs: DecodeGraphs | None = None  # if these are the shortcut
         self._fused: FusedRows | None = None
-        self.choices = ChoiceKernels()  # from its logits
         self.stock_attention = stock_attention
-        self.flat, self.batched, self.token_by_token, self.for_kernels = passes
+        self.flat, self.batched, self.token_by_token, self.for_kernels = batching
 
-    def with_passes(self, passes: Passes) -> Forward:
+    def with_batching(self, batching: Batching) -> Forward:
         """Return other passes through the same network, without what this one uses by now."""
-        return Forward(self.network, self.layout, self.stock_attention, passes)
+        return Forward(self.network, self.layout, self.stock_attention, batching)
 
     @torch.inference_mode()
     def __call__(
@@ -102,30 +99,21 @@ class Forward:
         states after each of the first layers.
         """
         positions = self.text_positions(spans) if positions is None else positions
-        compute = partial(
-            self._compute, ids, spans, positions, keep, adapters, only_highest, inputs
-        )
-        if self.driver is None:
-            return compute()
-        return self.driver.run(ids, spans, positions, keep, inputs, compute)
-
-    def _compute(
-        self,
-        ids: list[int],
-        spans: Sequence[Span],
-        positions: Tensor,
-        keep: list[int],
-        adapters: Sequence[str | None],
-        only_highest: bool,
-        inputs: dict[str, Any],
-    ) -> Tensor:
         if self.token_by_token and spans[0].start and spans[0].num_tokens > 1:
             return self._one_by_one(ids, spans[0], positions, adapters)[keep]
-        inputs = {**inputs}
-        embedded, deepstack = splice(self.network, ids, *inputs.pop("spliced", ()))
-        some = keep if len(keep) < len(ids) else None
-        rows = Rows(ids, positions, spans, some, only_highest, embedded, deepstack)
-        logits = None
+        rows = Rows(ids, positions, spans, keep if len(keep) < len(ids) else None, only_highest)
+        if self.driver is None:
+            return self._compute(rows, adapters, inputs)
+        with self.driver.followed(rows, keep, inputs):
+            return self._compute(rows, adapters, inputs)
+
+    def _compute(
+        self, rows: Rows, adapters: Sequence[str | None], inputs: dict[str, Any]
+    ) -> Tensor:
+        if "spliced" in inputs:
+            embedded, deepstack = splice(self.network, rows.ids, *inputs.pop("spliced"))
+            rows = rows._replace(embedded=embedded, deepstack=deepstack)
+        logits, spans = None, rows.spans
         if self.shortcut and not (inputs or any(adapters) or any(s.blocks for s in spans)):
             for span in spans:
                 span.kv.reserve(span.stop)

@@ -20,7 +20,7 @@ from ts_stateful.config.check.checkpoint import REFUSED
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.spans import Span
-from ts_stateful.language.network.forward import Forward, Passes
+from ts_stateful.language.network.forward import Batching, Forward
 from ts_stateful.language.network.image_positions import knows_positions
 from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
 from ts_stateful.language.network.layout import cache_name, find_layout, reads_whole
@@ -160,7 +160,7 @@ def verified_forward(network: PreTrainedModel, name: str, *, quantised: bool = F
         forward = find_forward(network, find_layout(network, name))
         apart, bound = distance(_in_pieces(network, forward), expected, quantised=quantised)
         if not apart <= bound and forward.layout.recurrent:
-            forward = forward.with_passes(Passes(batched=forward.batched, token_by_token=True))
+            forward = forward.with_batching(Batching(batched=forward.batched, token_by_token=True))
             apart, bound = distance(_in_pieces(network, forward), expected, quantised=quantised)
             logger.warning(
                 "%s: prompts after a session's first chunk take a pass for each token", name

@@ -20,14 +20,9 @@ __all__ = ["deepstack_added", "splice"]
 
 
 def splice(
-    network: PreTrainedModel,
-    ids: Sequence[int],
-    stands: Tensor | None = None,
-    maps: Sequence[Tensor] = (),
-) -> tuple[Tensor | None, Tensor | None]:
+    network: PreTrainedModel, ids: Sequence[int], stands: Tensor, maps: Sequence[Tensor]
+) -> tuple[Tensor, Tensor | None]:
     """Return `embedded` and `deepstack` of `Rows`; `stands` `(n,)` are the tokens that are not text, `maps` their features."""
-    if stands is None:
-        return None, None
     embeddings = network.get_input_embeddings()
     text: Tensor = embeddings(to_device(ids, network.device)[None].masked_fill(stands, 0))
     embedded, *others = (text, *text.new_zeros(len(maps) - 1, *text.shape))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from ts_stateful.engine.services import Followers
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.layout import KVLayout
-from ts_stateful.language.kv.spans import Span
+from ts_stateful.language.kv.spans import Rows
 from ts_stateful.language.parallel.commands import (
     Clear,
     Command,
@@ -58,20 +58,13 @@ class Driver:
         self._followers.send(data)
         broadcast(tensors)
 
-    def run(
-        self,
-        ids: list[int],
-        spans: Sequence[Span],
-        positions: Tensor,
-        keep: list[int],
-        inputs: dict[str, Any],
-        compute: Callable[[], Tensor],
-    ) -> Tensor:
-        """Return the result of `compute`, a forward pass that the followers compute at the same time."""
-        parts = [SpanOf(cast(DrivenKV, span.kv).number, *span[1:]) for span in spans]
-        self.send(Pass(ids, parts, positions.numpy(), keep, inputs))
+    @contextmanager
+    def followed(self, rows: Rows, keep: list[int], inputs: dict[str, Any]) -> Iterator[None]:
+        """Let the followers compute a forward pass, with these arguments of `Forward`, while the driver does."""
+        parts = [SpanOf(cast(DrivenKV, span.kv).number, *span[1:]) for span in rows.spans]
+        self.send(Pass(rows.ids, parts, rows.positions.numpy(), keep, inputs))
         try:
-            return compute()
+            yield
         except torch.AcceleratorError:
             raise  # this process must die, and the others with it
         except Exception:  # stock code may raise anything

@@ -14,7 +14,7 @@ from ts_stateful.language.text.dialogue import common_prefix
 from ts_stateful.sessions.session import Residency, Session
 from ts_stateful.sessions.table import SessionTable
 
-__all__ = ["join", "lend_common", "lend_kv", "part"]
+__all__ = ["lend_common", "lend_kv", "share_beginning", "unshare"]
 
 # The states are those of the turn's ids, not of the log.
 _COMPUTED = Status.RUNNING, Status.COMMITTING
@@ -32,7 +32,9 @@ def lend_kv(source: Session[Context], fork: Context, table: SessionTable[Context
         source.state.lend_kv(fork, length)
 
 
-def join(sequence: Sequence, running: Scheduler[Sequence], media_tokens: Collection[int]) -> None:
+def share_beginning(
+    sequence: Sequence, running: Scheduler[Sequence], media_tokens: Collection[int]
+) -> None:
     """Copy to a turn that opens a session what a running one has computed of the same first ids.
 
     If another one still computes many more of them, both note in `alike` how many they have in common.
@@ -56,7 +58,7 @@ def lend_common(lender: Sequence, *, ends: bool = False) -> None:
             _lend(lender, taker, length)
 
 
-def part(turns: Collection[Sequence]) -> None:
+def unshare(turns: Collection[Sequence]) -> None:
     """Let none of these turns lend to another one of them."""
     for one in turns:
         one.alike = {other: at for other, at in one.alike.items() if other not in turns}

@@ -18,7 +18,7 @@ from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.scheduler import Scheduler, budget_of
 from ts_stateful.language.turns.implicit_sessions import ImplicitSessions
 from ts_stateful.language.turns.inputs import TurnInputs
-from ts_stateful.language.turns.kv_lending import join, lend_common
+from ts_stateful.language.turns.kv_lending import lend_common, share_beginning
 from ts_stateful.language.turns.outbox import TurnOutbox, usage_of
 from ts_stateful.language.turns.preparation import Preparation, resume_reply
 from ts_stateful.language.turns.waiters import Waiters
@@ -233,7 +233,7 @@ class Turns:
         return Turn(
             number=sequence.number,
             text=text,
-            finish_reason=reason if delta.has_reply else "stop",
+            finish_reason="stop" if reply.stopped or not delta.has_reply else reason,
             usage=usage_of(sequence),
             timing=self.outbox.timing_of(sequence),
             delta=delta,
@@ -281,7 +281,7 @@ class Turns:
         elif not (sequence.generates or sequence.num_new):
             self.finish(sequence, "stop")  # an opening without a token
         else:
-            join(sequence, self.scheduler, self._model.media_tokens)
+            share_beginning(sequence, self.scheduler, self._model.media_tokens)
             self.scheduler.add(sequence)
 
     def _leave(self, sequence: Sequence) -> None:

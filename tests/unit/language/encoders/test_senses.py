@@ -63,11 +63,9 @@ def test_pictures_and_clips_of_later_turns(
     assert model.encoder is not None
     given = list[tuple[set[int], int]]()
 
-    def spy(network: Any, ids: list[int], *spliced: Any) -> tuple[Tensor | None, Tensor | None]:
-        if spliced:
-            stands, maps = spliced
-            given.append((set(torch.tensor(ids)[stands].tolist()), len(maps)))
-        return splice(network, ids, *spliced)
+    def spy(network: Any, ids: list[int], stands: Tensor, maps: list[Tensor]) -> Any:
+        given.append((set(torch.tensor(ids)[stands].tolist()), len(maps)))
+        return splice(network, ids, stands, maps)
 
     monkeypatch.setattr("ts_stateful.language.network.forward.splice", spy)
     harness = Harness(model)
