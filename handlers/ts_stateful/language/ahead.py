@@ -16,7 +16,7 @@ from ts_stateful.language.kv.to_host import HostCopy
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.scheduler import Chunk
 
-__all__ = ["Ahead", "compute_rows", "depends_on_token_alone", "may_go_on"]
+__all__ = ["Ahead", "compute_rows", "depends_on_token_alone"]
 
 
 def depends_on_token_alone(sequence: Sequence) -> bool:
@@ -34,11 +34,6 @@ def depends_on_token_alone(sequence: Sequence) -> bool:
         and not context.kv.per_prompt
         and context.kv.length == len(sequence.ids)
     )
-
-
-def may_go_on(sequence: Sequence) -> bool:
-    """Return False if a turn is known to end with its next token."""
-    return sequence.num_generated + 1 < sequence.max_new_tokens
 
 
 def compute_rows(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ts_stateful.language.ahead import Ahead, compute_rows, may_go_on
+from ts_stateful.language.ahead import Ahead, compute_rows
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.encoder import Shown
 from ts_stateful.language.kv.spans import Span
@@ -158,7 +158,7 @@ class Runner:
 
     def _launch(self, sequences: Items[Sequence], tokens: Tensor, chosen: HostCopy) -> Ahead | None:
         """Launch the pass over the tokens of the turns that may go on; return None if there are none, or no graph fits."""
-        going = [index for index, sequence in enumerate(sequences) if may_go_on(sequence)]
+        going = [index for index, sequence in enumerate(sequences) if sequence.num_after_next]
         if not going:
             return None
         if len(going) < len(sequences):

@@ -87,14 +87,14 @@ class Scheduler(Generic[SequenceT]):
         for sequence in (oldest, *sorted(self._prefilling, key=lambda one: one.num_to_prefill)):
             if not sequence.waits_for(ready, self.least):
                 ready.append(sequence)
-        counts = {id(oldest): min(oldest.num_to_prefill, -(-budget // 2))}
-        left = budget - counts[id(oldest)]
+        counts = dict.fromkeys(self._prefilling, 0)
+        counts[oldest] = min(oldest.num_to_prefill, -(-budget // 2))
+        left = budget - counts[oldest]
         for sequence in ready[1:]:
-            count = counts.get(id(sequence), 0)
-            more = min(left, sequence.num_to_prefill - count)
-            counts[id(sequence)] = count + more
+            more = min(left, sequence.num_to_prefill - counts[sequence])
+            counts[sequence] += more
             left -= more
-        chunks = [(one, one.whole(counts.get(id(one), 0))) for one in self._prefilling]
+        chunks = [(sequence, sequence.whole(count)) for sequence, count in counts.items()]
         for sequence, count in chunks:
             if count == sequence.num_to_prefill:
                 self._prefilling.remove(sequence)
@@ -103,6 +103,6 @@ class Scheduler(Generic[SequenceT]):
 
     def check_integrity(self) -> None:
         """Assert what must hold between any two steps."""
-        assert not set(map(id, self._prefilling)) & set(map(id, self._decoding))
+        assert not set(self._prefilling) & set(self._decoding)
         assert all(sequence.num_to_prefill > 0 for sequence in self._prefilling)
         assert all(sequence.num_to_prefill == 0 for sequence in self._decoding)

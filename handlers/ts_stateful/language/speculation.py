@@ -58,7 +58,7 @@ class Drafter:
         counts = guesses.count_for(len(decoding))
         if counts is None or any(sequence.context.adapter for sequence in decoding):
             return
-        count = counts.choose(min(map(_most, decoding)))
+        count = counts.choose(min(sequence.num_after_next for sequence in decoding))
         likely = counts.expected(count)
         due = [one for one in decoding if one.context.drafts.share * len(one.repeated) <= likely]
         if len(due) == len(decoding):
@@ -89,13 +89,8 @@ class Drafter:
             counts.learn(count, seconds, self._accepted)
 
 
-def _most(sequence: Sequence) -> int:
-    """Return the tokens of a draft that may be of use: one is chosen after it."""
-    return max(0, sequence.max_new_tokens - sequence.num_generated - 1)
-
-
 def _repeated(sequence: Sequence, share: int) -> list[int]:
-    most = min(share, _most(sequence))
+    most = min(share, sequence.num_after_next)
     if most < 1 or sequence.context.kv.recurrent is not None:
         return []
     sequence.history.update(sequence.ids)

@@ -11,7 +11,7 @@ import torch
 
 from tests.support.harness import Harness
 from tests.support.tiny import llama
-from ts_stateful.language.ahead import Ahead, may_go_on
+from ts_stateful.language.ahead import Ahead
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.kv.to_host import HostCopy
 from ts_stateful.protocol.requests import Prompt
@@ -104,6 +104,6 @@ def test_the_last_token_is_known_to_be_the_last(turns: list[Sequence]) -> None:
     """By its number."""
     turn = turns[0]
     turn.max_new_tokens = turn.num_generated + 2
-    assert may_go_on(turn)
+    assert turn.num_after_next
     turn.max_new_tokens -= 1
-    assert not may_go_on(turn)
+    assert not turn.num_after_next

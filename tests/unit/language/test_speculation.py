@@ -17,8 +17,7 @@ def sequence(num_to_prefill: int = 0, left: int = 100, recurrent: object = None)
     return SimpleNamespace(
         ids=list(range(20)) + list(range(10)),
         num_to_prefill=num_to_prefill,
-        num_generated=5,
-        max_new_tokens=5 + left,
+        num_after_next=left - 1,
         draft=[1],
         history=TokenHistory(),
         context=SimpleNamespace(kv=kv, drafts=Drafts()),

@@ -75,7 +75,9 @@ class PendingContinue:
 
 @dataclass(eq=False)
 class Sequence:
-    """A turn in progress. An `open` is a turn that generates nothing; so are requests that only write.
+    """A turn in progress, which inference engines call a sequence.
+
+    An `open` is a turn that generates nothing; so are requests that only write.
 
     Times are of the engine's clock, in seconds.
     """
@@ -201,6 +203,11 @@ class Sequence:
     def num_generated(self) -> int:
         """Ids generated so far."""
         return len(self.ids) - self.num_prompt
+
+    @property
+    def num_after_next(self) -> int:
+        """Tokens that it may generate after the next one, and drafts may have."""
+        return max(0, self.max_new_tokens - self.num_generated - 1)
 
     def num_kept(self, num_ids: int) -> int:
         """Return how many of the `num_ids` of its session's log, once it is committed, were ids of this turn before."""
