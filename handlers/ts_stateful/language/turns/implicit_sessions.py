@@ -39,16 +39,17 @@ _Session = Session[Context]
 
 @dataclass(eq=False)
 class _Kept:
-    """A session, the digests of its messages up to each reply, and its bytes; None while a request uses it.
+    """A session, and the digests of its messages up to each reply: the client's own, or one that ends a turn.
 
-    A reply is the client's own, or ends a turn. `starts` are digests of its first ids. `head` is what the prompt of the last
-    turn had before the messages.
+    `starts` are digests of its first ids. An idle one also has its bytes, and the `head`: what the prompt of its last turn had
+    before the messages.
     """
 
     session: _Session
     ends: list[bytes]
     starts: list[bytes]
-    num_bytes: int | None = None
+    is_idle: bool = False
+    num_bytes: int = 0
     head: object = None
 
 
@@ -71,14 +72,14 @@ class ImplicitSessions(Reserve):
         self._table, self._shared = core.table, core.shared
         self._clock: Clock = core.clock
         self._model = model
-        self._kept: dict[str, _Kept] = {}  # by session id
-        self._idle: dict[str, _Kept] = {}  # of these, the least recently used first
+        self._idle: dict[str, _Kept] = {}  # by session id, the least recently used first
+        self._in_use: dict[str, _Kept] = {}  # by session id; they are in the table, or have ended
         self._by_digest: dict[bytes, dict[_Kept, None]] = {}  # the latest last
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the idle ones' KV states."""
-        return sum(kept.num_bytes or 0 for kept in self._idle.values())
+        return sum(kept.num_bytes for kept in self._idle.values())
 
     def __len__(self) -> int:
         """Return the number of idle ones."""
@@ -100,9 +101,9 @@ class ImplicitSessions(Reserve):
             return
         kept, num_turns = found
         source, turns = kept.session, kept.session.state.turns[:num_turns]
-        is_same = kept.num_bytes is not None and kept.head == _head(sequence)
+        is_same = kept.is_idle and kept.head == _head(sequence)
         if is_same and num_turns >= len(source.state.turns) - 1:
-            self._remove(kept)
+            self._remove(source)
             session.state = source.state
         else:
             fork = source.state.fork(turns, self._model.new_kv())
@@ -110,7 +111,7 @@ class ImplicitSessions(Reserve):
             lend_kv(source, fork, self._table)
             session.state = fork
         self._table.tally.changed(session)
-        self._add(session, ends_of(session))
+        self._in_use[session.session_id] = self._made(session, ends_of(session))
         self.num_continued += 1
 
     def lend(self, sequence: Sequence) -> int:
@@ -149,35 +150,32 @@ class ImplicitSessions(Reserve):
 
     def noted(self, session: _Session) -> None:
         """Let others copy from an open session after a turn of it; it stays in the table."""
-        if session.session_id in self._kept:
-            self._remove(self._kept[session.session_id])
+        self._remove(session)
         if self._is_on and (ends := ends_of(session)):
-            self._add(session, ends)
+            self._in_use[session.session_id] = self._made(session, ends)
 
     def ended(self, sequence: Sequence) -> None:
         """Take the session of a request that has ended out of the table, and keep it for the next request."""
         session = sequence.session
         self._table.forget(session)
-        if session.session_id in self._kept:
-            self._remove(self._kept[session.session_id])
+        self._remove(session)
         num_bytes = session.state.device_bytes
         keeps = self._is_on and isinstance(sequence.command, Chat) and bool(session.state.turns)
         if not (keeps and 0 < num_bytes <= self._budget):
             self._shared.keep(session.state.shared)
             return
         session.last_used = self._clock.monotonic()
-        kept = self._idle[session.session_id] = self._add(session, ends_of(session))
-        kept.num_bytes, kept.head = num_bytes, _head(sequence)
+        kept = self._idle[session.session_id] = self._made(session, ends_of(session))
+        kept.is_idle, kept.num_bytes, kept.head = True, num_bytes, _head(sequence)
         self.evict(max(0, self.num_bytes - self._budget))
         if len(self._idle) > _MOST:
             self._drop(self._oldest)
 
     def expire(self) -> None:
         """Drop those that no request has continued for too long."""
-        if len(self._kept) - len(self._idle) > len(self._table):  # some have ended
-            for kept in list(self._kept.values()):
-                if kept.num_bytes is None and kept.session.session_id not in self._table:
-                    self._remove(kept)
+        if len(self._in_use) > len(self._table):  # some have ended
+            for session_id in self._in_use.keys() - {one.session_id for one in self._table}:
+                self._remove(self._in_use[session_id].session)
         latest = self._clock.monotonic() - self._settings.idle_sec
         while self._idle and self._oldest.session.last_used <= latest:
             self._drop(self._oldest)
@@ -186,24 +184,24 @@ class ImplicitSessions(Reserve):
         """See `Reserve`."""
         freed = 0
         while self._idle and (num_bytes is None or freed < num_bytes):
-            freed += self._oldest.num_bytes or 0
+            freed += self._oldest.num_bytes
             self._drop(self._oldest)
         return freed
 
     def check_integrity(self) -> None:
         """Assert what must hold between any two calls."""
-        for session_id, kept in self._kept.items():
-            session, is_idle = kept.session, session_id in self._idle
-            assert session.session_id == session_id
-            assert is_idle == (kept.num_bytes is not None)
-            assert not (is_idle and session_id in self._table)
-            if is_idle:
-                assert kept.num_bytes == session.state.device_bytes
-                assert session.state.kv.length <= len(session.state.log)
-                session.state.check_integrity()
-        assert self._idle.keys() <= self._kept.keys()
+        for session_id, kept in self._idle.items():
+            state = kept.session.state
+            assert session_id not in self._table
+            assert session_id not in self._in_use
+            assert kept.num_bytes == state.device_bytes
+            assert state.kv.length <= len(state.log)
+            state.check_integrity()
+        every = [*self._idle.items(), *self._in_use.items()]
+        assert all(kept.session.session_id == session_id for session_id, kept in every)
+        assert all(kept.is_idle == (session_id in self._idle) for session_id, kept in every)
         indexed = {id(kept) for found in self._by_digest.values() for kept in found}
-        assert indexed == {id(kept) for kept in self._kept.values()}
+        assert indexed == {id(kept) for _, kept in every}
 
     def _find(
         self, session: _Session, sent: Items[Message], images: Items[MediaInput]
@@ -235,18 +233,21 @@ class ImplicitSessions(Reserve):
 
     def _is_here(self, kept: _Kept) -> bool:
         """Return False for a session that was in the table, and has ended."""
-        return kept.num_bytes is not None or kept.session in self._table.tally
+        return kept.is_idle or kept.session in self._table.tally
 
-    def _add(self, session: _Session, ends: list[bytes]) -> _Kept:
+    def _made(self, session: _Session, ends: list[bytes]) -> _Kept:
+        """Return what is kept of a session, which others find from now on."""
         kept = _Kept(session, ends, starts_of(session, session.state.log))
-        self._kept[session.session_id] = kept
         for key in (*kept.ends, *kept.starts):
             self._by_digest.setdefault(key, {})[kept] = None
         return kept
 
-    def _remove(self, kept: _Kept) -> None:
-        del self._kept[kept.session.session_id]
-        self._idle.pop(kept.session.session_id, None)
+    def _remove(self, session: _Session) -> None:
+        """Forget what is kept of a session, if anything is."""
+        name = session.session_id
+        kept = self._idle.pop(name, None) or self._in_use.pop(name, None)
+        if kept is None:
+            return
         for key in (*kept.ends, *kept.starts):
             found = self._by_digest[key]
             del found[kept]
@@ -259,13 +260,13 @@ class ImplicitSessions(Reserve):
 
     def _drop(self, kept: _Kept) -> None:
         self._shared.keep(kept.session.state.shared)
-        self._remove(kept)
+        self._remove(kept.session)
 
 
 def _fit(found: tuple[int, _Kept]) -> tuple[int, bool, int]:
     """Return a key that is greater for more common turns, then for one to be continued in place, then for fewer others."""
     num_turns, kept = found
-    return num_turns, kept.num_bytes is not None, -len(kept.session.state.turns)
+    return num_turns, kept.is_idle, -len(kept.session.state.turns)
 
 
 def _head(sequence: Sequence) -> object:
