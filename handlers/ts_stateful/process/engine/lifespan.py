@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
-from ts_stateful.config.schema import EngineConfig
+from ts_stateful.config.schema import EngineConfig, StoreConfig
 from ts_stateful.process.drain import is_alive
 
-__all__ = ["Lifespan", "exit_with"]
+__all__ = ["Lifespan", "exit_soon", "exit_with"]
 
 logger = logging.getLogger("ts_stateful.engine")
 
@@ -114,3 +114,11 @@ def exit_with(frontend: psutil.Process, until: threading.Event) -> None:
                 os._exit(1)
 
     threading.Thread(target=watch, name="load-watch", daemon=True).start()
+
+
+def exit_soon(store: StoreConfig | None) -> None:
+    """End this process within one call of its store: at its exit, the interpreter waits for all that are queued."""
+    if store is not None:
+        timer = threading.Timer(store.timeout_sec, os._exit, (0,))
+        timer.daemon = True
+        timer.start()

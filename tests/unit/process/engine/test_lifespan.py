@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -140,3 +143,20 @@ def test_a_detached_engine_waits_for_a_worker(life: Life) -> None:
     assert not life.over_after(60)
     assert life.over_after(2)
     assert not life.span.frontend_exited
+
+
+def test_a_store_that_hangs_keeps_no_engine(repository: Path) -> None:
+    """It ends within one call, however many are queued; the interpreter would wait for all of them."""
+    code = """if True:
+        import time
+        from ts_stateful.config.schema import StoreConfig
+        from ts_stateful.process.engine.lifespan import exit_soon
+        from ts_stateful.store.threads import started_pool
+        pool = started_pool(1, "store")
+        for _ in range(100):
+            pool.submit(time.sleep, 60)
+        exit_soon(StoreConfig(timeout_sec=0.1))
+    """
+    command = [sys.executable, "-c", code]
+    env = {**os.environ, "PYTHONPATH": "handlers"}
+    subprocess.run(command, cwd=repository, env=env, check=True, timeout=50)
