@@ -103,6 +103,16 @@ class StoreBehaviour:
         store.remove(key, b"old")
         assert store.get(key) == b"new"
 
+    def test_many_values_are_removed_together(self, store: Store) -> None:
+        """Also of several sessions; those that are missing are none."""
+        keys = [f"sessions/{name}/{position}" for name in "ab" for position in range(3)]
+        for key in [*keys, "sessions/a/10"]:
+            store.create(key, b"value")
+        store.delete_keys([*keys[1:], "sessions/c/0", "kv/a/0"])
+        store.delete_keys([])
+        assert store.list("sessions") == [keys[0], "sessions/a/10"]
+        assert store.create(keys[1], b"again")
+
     def test_a_key_can_be_a_prefix_of_others(self, store: Store) -> None:
         """A value and values below it are independent."""
         assert store.create("a/b", b"1")

@@ -46,6 +46,10 @@ class FailingStore(MemoryStore):
         self._check()
         super().delete(prefix)
 
+    def delete_keys(self, keys: Sequence[str]) -> None:
+        self._check()
+        super().delete_keys(keys)
+
     def remove(self, key: str, data: bytes) -> None:
         self._check()
         super().remove(key, data)

@@ -69,6 +69,10 @@ class MortalStore(MemoryStore):
         self._live()
         super().delete(prefix)
 
+    def delete_keys(self, keys: Sequence[str]) -> None:
+        self._live()
+        super().delete_keys(keys)
+
     def remove(self, key: str, data: bytes) -> None:
         self._live()
         super().remove(key, data)

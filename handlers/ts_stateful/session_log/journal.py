@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from ts_stateful.protocol.errors import SessionExists, SessionMoved, StatefulError
 from ts_stateful.session_log.codec import EntryT
-from ts_stateful.session_log.log import Known, SessionLog
+from ts_stateful.session_log.log import Known
 from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, Ownership, SessionLogs
 from ts_stateful.store.base import StoreError, StoreUnavailable
 from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
@@ -169,7 +169,8 @@ class Journal(Generic[EntryT]):
             raise
         if write.stand_alone:
             with contextlib.suppress(StoreError):  # the next time removes what is left
-                _drop(log, position.keys, own)
+                log.store.delete_keys([key for key in position.keys if key not in own])
+                position.keys = own
         return True
 
     def _undo(self, ownership: Ownership[EntryT], position: LogPosition) -> None:
@@ -197,11 +198,3 @@ def _note(position: LogPosition, after: Known, own: list[str]) -> list[str]:
     position.known, position.doubtful, position.unwritten = after, None, None
     position.keys += own
     return own
-
-
-def _drop(log: SessionLog[EntryT], keys: list[str], own: Sequence[str]) -> None:
-    """Remove all keys but the own ones of the last entry, from the store and from the list."""
-    while len(keys) > len(own):
-        if keys[0] not in own:
-            log.store.delete(keys[0])
-        del keys[0]

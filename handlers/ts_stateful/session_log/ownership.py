@@ -130,8 +130,7 @@ class Ownership(Generic[EntryT]):
         goes_on = self.has_more(known, doubtful) and closed.reason == "closed"
         end = self.log.codec.encode(closed, known.last)
         if goes_on and self.log.look(self.log.key(known.num_entries)) == end:
-            for key in keys:  # that `end` failed to remove
-                self.log.store.delete(key)
+            self.log.store.delete_keys(keys)  # that `end` failed to remove
         elif not (goes_on and self.log.store.list(self.log.prefix)):
             self.end(closed, known, keys)
 
@@ -146,15 +145,16 @@ class Ownership(Generic[EntryT]):
             raise _error(log.entries[-1])
 
     def _remove_keys(self, closed: ClosedEntry, keys: Sequence[str]) -> None:
+        store = self.log.store
         if closed.reason == "closed":
             try:
                 keys = self.log.fence(closed, _REMEMBER_S)
             except StoreUnavailable as error:
                 if not error.is_full:
                     raise
-                keys = [self.log.prefix]  # a full store can be emptied
-        for key in (self.adopted, *keys):
-            self.log.store.delete(key)
+                store.delete(self.log.prefix)  # a full store can be emptied
+        store.delete(self.adopted)
+        store.delete_keys(keys)
 
     def _note(self, closed: ClosedEntry) -> bool:
         """Write how the session ended. Return False if the store cannot, for instance because it is full."""

@@ -74,6 +74,9 @@ class Store(Protocol):
     def delete(self, prefix: str) -> None:
         """Remove the value at `prefix`, if there is one, and all below it. Idempotent."""
 
+    def delete_keys(self, keys: Sequence[str]) -> None:
+        """Remove the values of keys that are not used again, in any order. A remote backend needs no round trip for each."""
+
     def remove(self, key: str, data: bytes) -> None:
         """Remove the value if it is `data`. A call that failed and is carried out late spares what was written since."""
 

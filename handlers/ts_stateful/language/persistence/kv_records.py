@@ -130,8 +130,8 @@ class StoredKV:
         has_log = self._has_log(transcript)  # its end removes states after the log, too
         # Of an earlier history. A longer one may belong to another engine, where the session went on.
         old = [piece for piece in found if piece not in kept and piece.stop <= length]
-        for piece in old if has_log else kept:
-            self._store.delete(_key(transcript.session_id, piece))
+        pieces = old if has_log else kept
+        self._store.delete_keys([_key(transcript.session_id, piece) for piece in pieces])
         return length if has_log else None
 
     def _complete(
@@ -250,7 +250,7 @@ class StoredKV:
                 if fill(kv, piece, tensors):
                     return True
         logger.warning("stored KV states are missing or damaged; they are computed again")
-        self._store.delete(key)
+        self._store.delete_keys([key])
         return False
 
     def _fill(self, kv: KVCache, piece: _KVPiece, tensors: dict[str, Tensor]) -> bool:

@@ -93,15 +93,11 @@ class FileStore:
     def get(self, key: str) -> bytes | None:
         """See `Store`."""
         path = self._path(key)
-        with self._reported():
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return None
-            with os.fdopen(descriptor, "rb") as file:
-                _end_ms(descriptor)
-                file.seek(_HEADER.size)
-                return file.read()
+        with self._reported(), contextlib.suppress(FileNotFoundError), _opened(path) as file:
+            _end_ms(file.fileno())
+            file.seek(_HEADER.size)
+            return file.read()
+        return None
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """See `Store`."""
@@ -129,18 +125,23 @@ class FileStore:
                 shutil.rmtree(removed, ignore_errors=True)
                 with contextlib.suppress(FileNotFoundError):
                     removed.rmdir()  # fails if a part of it stays
-            with contextlib.suppress(OSError):  # it is not empty, or missing
-                folder.parent.rmdir()
-            if self._fsync and folder.parent.is_dir():
-                _sync(folder.parent)
+            self._tidy(folder.parent)
+
+    def delete_keys(self, keys: Sequence[str]) -> None:
+        """See `Store`."""
+        paths = [self._path(key) for key in keys]
+        with self._reported():
+            for path in paths:
+                path.unlink(missing_ok=True)
+            for folder in {path.parent for path in paths}:
+                self._tidy(folder)
 
     def remove(self, key: str, data: bytes) -> None:
         """See `Store`."""
         path = self._path(key)
         with self._reported(), contextlib.suppress(FileNotFoundError):
             _remove_if(path, lambda file: file.read()[_HEADER.size :] == data)
-            if self._fsync:
-                _sync(path.parent)
+            self._tidy(path.parent)
 
     def sweep(self) -> None:
         """Remove expired values, empty folders, and files left by crashes.
@@ -180,11 +181,8 @@ class FileStore:
 
     def _prolong(self, path: Path, end_ms: int) -> bool:
         """Keep the value until `end_ms` at least. Return False if there is none."""
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
+        with contextlib.suppress(FileNotFoundError), _opened(path, os.O_RDWR) as file:
+            descriptor = file.fileno()
             if _end_ms(descriptor) < end_ms:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
                 if not os.path.samestat(os.fstat(descriptor), path.lstat()):
@@ -193,9 +191,8 @@ class FileStore:
                     os.pwrite(descriptor, _HEADER.pack(_MAGIC, end_ms), 0)
                     if self._fsync:
                         os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        return True
+            return True
+        return False
 
     def _publish(self, path: Path, parts: Sequence[bytes]) -> bool:
         """Write a file of these parts. Return False if its name is taken."""
@@ -227,12 +224,23 @@ class FileStore:
                 _sync(folder)
         return True
 
+    def _tidy(self, folder: Path) -> None:
+        """Remove a folder if it is empty, and write to the disk what was removed from it."""
+        with contextlib.suppress(OSError):  # it is not empty, or missing
+            folder.rmdir()
+        if self._fsync:
+            _sync(next(one for one in (folder, *folder.parents) if one.is_dir()))
+
     def _sweep_temporary(self) -> None:
         for entry in os.scandir(self._temporary):
             with contextlib.suppress(FileNotFoundError):
                 # Not the time of modification, which for a folder is before its removal.
-                if entry.stat(follow_symlinks=False).st_ctime < self._clock.unix() - _ABANDONED_S:
-                    _remove(Path(entry.path))
+                if entry.stat(follow_symlinks=False).st_ctime >= self._clock.unix() - _ABANDONED_S:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)  # another process may remove it
+                else:
+                    Path(entry.path).unlink()
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
@@ -267,20 +275,16 @@ def _end_ms(descriptor: int) -> int:
     return int(_HEADER.unpack(header)[1])
 
 
+def _opened(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
+    return os.fdopen(os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+
+
 def _remove_if(path: Path, is_due: Callable[[BinaryIO], bool]) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
+    with _opened(path, os.O_RDWR) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_named = os.path.samestat(os.fstat(descriptor), path.lstat())  # or was created again
+        is_named = os.path.samestat(os.fstat(file.fileno()), path.lstat())  # or was created again
         if is_named and is_due(file):
             path.unlink(missing_ok=True)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)  # another process may be removing it too
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _sync(folder: Path) -> None:

@@ -49,6 +49,11 @@ class MemoryStore:
         with self._lock:
             self._remove([k for k in self._values if k == prefix or k.startswith(folder)])
 
+    def delete_keys(self, keys: Sequence[str]) -> None:
+        """See `Store`."""
+        with self._lock:
+            self._remove([key for key in keys if check_key(key) in self._values])
+
     def remove(self, key: str, data: bytes) -> None:
         """See `Store`."""
         with self._lock:

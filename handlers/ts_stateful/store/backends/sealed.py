@@ -54,8 +54,8 @@ class SealedStore:
         self._ciphers = {_name(key): AESGCM(key) for key in keys}
         self._own = _name(keys[0])
         # What reads and writes no value.
-        self.list, self.delete, self.sweep = store.list, store.delete, store.sweep
-        self.capacity, self.close = store.capacity, store.close
+        self.list, self.delete, self.delete_keys = store.list, store.delete, store.delete_keys
+        self.sweep, self.capacity, self.close = store.sweep, store.capacity, store.close
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
         """See `Store`."""

@@ -56,13 +56,16 @@ def _files(folder: Path) -> list[Path]:
 
 
 def test_a_removal_survives_a_loss_of_power(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is synced after that of one value, too."""
+    """The folder is synced after that of one value, too, or the one above it when it is empty."""
     store = FileStore(folder, fsync=True)
-    store.create("sessions/a/00000000", b"x")
+    for position in range(2):
+        store.create(f"sessions/a/{position:08}", b"x")
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     store.remove("sessions/a/00000000", b"x")
     assert synced == [(folder / "sessions" / "a").stat().st_ino]
+    store.delete_keys(["sessions/a/00000001"])
+    assert synced[1:] == [(folder / "sessions").stat().st_ino]
 
 
 def _killed(repository: Path, folder: Path, operation: str) -> list[FileStore]:

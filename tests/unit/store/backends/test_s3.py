@@ -122,6 +122,10 @@ def test_many_keys_are_listed_and_removed(url: str, client: Any) -> None:
     for key in keys:
         store.create(key, b"")
     assert store.list("blobs") == keys
+    asked: list[Any] = []
+    with meddling(client, "before-call.s3", lambda model, **_: asked.append(model.name)):
+        store.delete_keys(keys[1:])
+    assert asked == ["DeleteObjects"] * 3
     store.delete("blobs")
     assert not store.list("blobs")
 
