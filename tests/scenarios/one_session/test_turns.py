@@ -217,6 +217,15 @@ def test_a_stop_string_ends_the_reply_before_it(harness: Harness) -> None:
     assert harness.last(request)["finish_reason"] == "stop"
 
 
+def test_a_stop_string_before_half_a_character_ends_the_reply(harness: Harness) -> None:
+    """Also where it is found with the end of the reply alone."""
+    token = harness.model.tokenizer("äö").input_ids[0]  # the first character, and a half of the other
+    settings = {"logit_bias": {token: 100.0}, "max_new_tokens": 1}
+    assert harness.prompt("s", "Hello", **settings)["text"] == "ä\ufffd"
+    answer = harness.prompt("s", "Hello", stop="ä", **settings)
+    assert (answer["text"], answer["finish_reason"]) == ("", "stop")
+
+
 def test_a_stop_string_in_a_token_is_not_in_the_history(harness: Harness, model: Model) -> None:
     """What the token has before it is: the next turn goes on from the text that the client has."""
     whole = harness.ask(ask(max_new_tokens=40))["text"]

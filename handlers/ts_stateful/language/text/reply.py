@@ -69,35 +69,33 @@ class ReplyText:
     def push(self, token_id: int) -> bool:
         """Append the next id; return True if a stop string is complete, which ends the reply."""
         self._ids.append(token_id)
-        piece = self._stream.step(self._tokenizer, token_id)
-        searched = max(0, len(self._decoded) - max(map(len, self._stop), default=0))
-        self._decoded += piece or ""
+        self._grow(self._stream.step(self._tokenizer, token_id) or "")
         self._ends.append(len(self._decoded))
-        starts = ((self._decoded.find(stop, searched), len(stop)) for stop in self._stop)
-        found = [place for place in starts if place[0] >= 0]
-        if found:
-            start, length = min(found)
-            self._shown = start + length if self._includes_stop else start
-            self.stopped = True
-        else:
-            self._shown = len(self._decoded) - self._held_back()
         return self.stopped
 
     def finish(self) -> str:
-        """End the reply and show the rest, including bytes that never became a character."""
+        """End the reply and show the rest, including bytes that never became a character, up to a stop string."""
         if not self.stopped:
             whole = self._tokenizer.decode(self._ids, skip_special_tokens=self._hides_special)
             if whole.startswith(self._decoded):
-                self._decoded = whole
+                self._grow(whole[len(self._decoded) :])
+        if not self.stopped:
             self._shown = len(self._decoded)
         return self.text
 
+    def _grow(self, piece: str) -> None:
+        searched = max(0, len(self._decoded) - max(map(len, self._stop), default=0))
+        self._decoded += piece
+        starts = ((self._decoded.find(stop, searched), len(stop)) for stop in self._stop)
+        found = min((place for place in starts if place[0] >= 0), default=None)
+        self.stopped = found is not None
+        if found is None:
+            self._shown = len(self._decoded) - self._held_back()
+        else:
+            self._shown = found[0] + found[1] * self._includes_stop
+
     def _held_back(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""
-        longest = 0
-        for stop in () if self._includes_stop else self._stop:
-            for length in range(min(len(stop) - 1, len(self._decoded)), longest, -1):
-                if self._decoded.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+        stops = () if self._includes_stop else self._stop
+        starts = (stop[:length] for stop in stops for length in range(1, len(stop)))
+        return max((len(start) for start in starts if self._decoded.endswith(start)), default=0)

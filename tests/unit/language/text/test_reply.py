@@ -66,6 +66,15 @@ def test_the_earliest_stop_string_wins() -> None:
     assert reply.text == "one "
 
 
+def test_a_stop_string_before_half_a_character_ends_the_reply() -> None:
+    """An id may end one character and begin another; the reply ends before the other is whole."""
+    both = encode("äö")[0]
+    assert TOKENIZER.decode([both]) == "ä\ufffd"
+    pieces, reply = stream([*encode("a"), both], ("ä",))
+    assert "".join(pieces) == reply.text == "a"
+    assert (reply.stopped, reply.num_kept, reply.rest) == (True, 1, "")
+
+
 @pytest.mark.parametrize(
     ("text", "stop", "rest"),
     [
