@@ -14,9 +14,9 @@ from PIL import (  # noqa: F401
     WebPImagePlugin,
 )
 
-from ts_stateful.media.decoder.frames import FORMATS
+from ts_stateful.media.decoder.frames import FORMATS, Status, Unfit
 
-__all__ = ["TooManyPixels", "open_image", "to_pixels"]
+__all__ = ["open_image", "to_pixels"]
 
 _ORIENTATION_TAG = 0x0112  # EXIF 2.3, 4.6.4
 _UPRIGHT = {
@@ -37,26 +37,22 @@ _MAX_REPEATS = (
 )
 
 
-class TooManyPixels(ValueError):
-    """The image has more pixels than allowed, by its header."""
-
-
 def open_image(data: bytes, max_pixels: int) -> Image.Image:
     """Open an image by its header. The content decides the format.
 
     Pillow refuses more than 178,956,970 pixels, also if `max_pixels` is larger.
 
     Raises:
-        TooManyPixels: it has more than `max_pixels`.
+        Unfit: it has more than `max_pixels`.
         Exception: Pillow's parsers raise almost every built-in error on hostile bytes.
     """
     _refuse_repeats(data)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise TooManyPixels from None
+        raise Unfit(Status.TOO_MANY_PIXELS) from None
     if image.width * image.height > max_pixels:
-        raise TooManyPixels
+        raise Unfit(Status.TOO_MANY_PIXELS)
     return image
 
 
@@ -68,7 +64,7 @@ def to_pixels(image: Image.Image) -> Image.Image:
     try:
         image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise TooManyPixels from None
+        raise Unfit(Status.TOO_MANY_PIXELS) from None
     rgb, orientation = _to_rgb(image), image.getexif().get(_ORIENTATION_TAG)
     method = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return rgb if method is None else rgb.transpose(method)

@@ -8,23 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ts_stateful.media.decoder.frames import AUDIO_FORMATS, Audible, Samples
+from ts_stateful.media.decoder.frames import AUDIO_FORMATS, Audible, Samples, Status, Unfit
 
-__all__ = ["TooLong", "TooShort", "open_clip", "to_samples"]
+__all__ = ["open_clip", "to_samples"]
 
 _MAX_CHANNELS = 8
 _RATES = range(4_000, 192_001)
 _UNKNOWN_FRAMES = 2**62  # or more: FLAC that was written into a pipe
 # Frames that are read at once: the clip as a whole is in memory at the model's rate alone.
 _BLOCK_FRAMES = 65_536
-
-
-class TooLong(ValueError):
-    """The clip is longer than allowed, by its header."""
-
-
-class TooShort(ValueError):
-    """The clip is too short for the model, by its header."""
 
 
 class Clip(NamedTuple):
@@ -43,7 +35,7 @@ def open_clip(data: bytes, wanted: Audible) -> Clip:
     """Open a clip by its header. The content decides the format.
 
     Raises:
-        TooLong, TooShort: its header says so.
+        Unfit: it is too long, or too short for the model.
         Exception: libsndfile's parsers may raise anything on hostile bytes.
     """
     soundfile: Any = import_module("soundfile")  # an extra
@@ -56,9 +48,9 @@ def open_clip(data: bytes, wanted: Audible) -> Clip:
         raise ValueError("channels or a rate that no clip of speech has")
     seconds = file.frames / file.samplerate
     if seconds > wanted.max_seconds:
-        raise TooLong
+        raise Unfit(Status.TOO_LONG)
     if seconds < wanted.min_seconds:
-        raise TooShort
+        raise Unfit(Status.TOO_SHORT)
     return Clip(file, wanted.rate)
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "Reply",
     "Samples",
     "Status",
+    "Unfit",
 ]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -64,6 +65,14 @@ class Status(enum.IntEnum):
     NO_MEMORY = 3
     TOO_LONG = 4
     TOO_SHORT = 5
+
+
+class Unfit(ValueError):
+    """A file that is not decoded, for a reason that its header shows."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.name)
+        self.status = status
 
 
 class Reply(NamedTuple):

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from ts_stateful.media.decode import TooManyPixels, open_image, to_pixels
-from ts_stateful.media.decode_audio import TooLong, TooShort, open_clip, to_samples
+from ts_stateful.media.decode import open_image, to_pixels
+from ts_stateful.media.decode_audio import open_clip, to_samples
 from ts_stateful.media.decoder.frames import (
     AUDIO_FORMATS,
     BYTES_PER_PIXEL,
@@ -25,6 +25,7 @@ from ts_stateful.media.decoder.frames import (
     Audible,
     Reply,
     Status,
+    Unfit,
 )
 from ts_stateful.media.decoder.sandbox import become_first_victim, confine
 
@@ -103,12 +104,8 @@ class _Decoder:
 def _attempt(step: Callable[[], T]) -> T | Status:
     try:
         return step()
-    except TooManyPixels:
-        return Status.TOO_MANY_PIXELS
-    except TooLong:
-        return Status.TOO_LONG
-    except TooShort:
-        return Status.TOO_SHORT
+    except Unfit as unfit:
+        return unfit.status
     except MemoryError:
         return Status.NO_MEMORY
     except Exception:  # the boundary to the parsers of Pillow and libsndfile
