@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from ts_stateful.config.limits import QuotasConfig
-from ts_stateful.config.ranges import LONGEST_S, Positive, has_sound_host
+from ts_stateful.config.ranges import LONGEST_S, Positive, Settings, has_sound_host
 
 __all__ = ["AccessConfig", "HeaderAuth", "JwtAuth"]
 
@@ -15,24 +15,14 @@ _HeaderName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
 _Text = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
-class HeaderAuth(
-    Struct, frozen=True, rename="camel", forbid_unknown_fields=True, tag="header", tag_field="mode"
-):
+class HeaderAuth(Settings, frozen=True, tag="header", tag_field="mode"):
     """`handler.auth` with `mode: header`: a proxy authenticates clients and sets a header."""
 
     header: _HeaderName
     """The HTTP header that names the principal. The proxy has to replace a client's own."""
 
 
-class JwtAuth(
-    Struct,
-    frozen=True,
-    rename="camel",
-    forbid_unknown_fields=True,
-    tag="jwt",
-    tag_field="mode",
-    kw_only=True,
-):
+class JwtAuth(Settings, frozen=True, tag="jwt", tag_field="mode", kw_only=True):
     """`handler.auth` with `mode: jwt`: clients send signed tokens."""
 
     issuer: _Text
@@ -57,7 +47,7 @@ class JwtAuth(
             raise ValueError(f"`jwks` is neither a URL nor a file: {self.jwks!r}")
 
 
-class AccessConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class AccessConfig(Settings, frozen=True, kw_only=True):
     """`handler` of any model: the right to use sessions, and its log."""
 
     auth: Literal["none"] | HeaderAuth | JwtAuth = "none"

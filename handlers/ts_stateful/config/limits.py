@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from ts_stateful.config.ranges import Count, Duration
+from ts_stateful.config.ranges import Count, Duration, Settings
 
 __all__ = ["ImplicitConfig", "LimitsConfig", "Quota", "QuotasConfig"]
 
 
-class LimitsConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class LimitsConfig(Settings, frozen=True, kw_only=True):
     """`handler.limits`: bounds of requests, checked before a request is parsed."""
 
     max_json_bytes: Count = 1_000_000
@@ -24,7 +24,7 @@ class LimitsConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
     """Bytes of all requests in flight in a worker. A request that is alone there may have more."""
 
 
-class Quota(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class Quota(Settings, frozen=True, kw_only=True):
     """The quotas of one principal; None is no bound."""
 
     open_sessions: Count | None = None
@@ -52,7 +52,7 @@ class QuotasConfig(Quota, frozen=True, kw_only=True):
         return Quota(**{name: getattr(own, name) or getattr(self, name) for name in names})
 
 
-class ImplicitConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class ImplicitConfig(Settings, frozen=True, kw_only=True):
     """`handler.implicitSessions`: conversations of clients that send all messages each time, and no session header."""
 
     idle_sec: Duration = 600.0

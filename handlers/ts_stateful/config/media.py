@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from ts_stateful.config.ranges import Count, Positive
+from ts_stateful.config.ranges import Count, Positive, Settings
 
 __all__ = ["MediaConfig"]
 
 _Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
-class MediaConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class MediaConfig(Settings, frozen=True, kw_only=True):
     """`handler.media`: the allowed images and clips of audio, and their sources. Safe by default.
 
     What is said of images holds for clips, too.

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from msgspec import Struct
-
 from ts_stateful.config.ranges import Count as _Count
 from ts_stateful.config.ranges import Positive as _Positive
-from ts_stateful.config.ranges import has_sound_host
+from ts_stateful.config.ranges import Settings, has_sound_host
 
 __all__ = ["StoreConfig"]
 
@@ -17,7 +15,7 @@ _FORMS = "file:///folder, redis://host:port/db, rediss://host:port/db, s3://buck
 _URL = re.compile(r"none$|memory:|file:///+[^/]|rediss?://|s3://[^/]")
 
 
-class StoreConfig(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
+class StoreConfig(Settings, frozen=True, kw_only=True):
     """`handler.store`: the place where sessions are written, and the reaction to failures.
 
     Keys come from environment variables, credentials from these, from the URL or from the backend's client.

@@ -50,6 +50,7 @@ _TOKENIZERS = (
 _TEMPLATE = "chat_template.jinja"
 _TEMPLATE_OWNERS = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
 _SETTINGS = (*_TEMPLATE_OWNERS, "generation_config.json", "preprocessor_config.json")
+_SEE_FAMILIES = "docs/models.md has the families that are served"
 _AGAIN = "download it again; `git lfs pull` does after a clone"
 
 
@@ -76,8 +77,7 @@ def check_checkpoint(folder: Path, *, has_template: bool = False) -> Iterator[Fi
         return
     kind = config.get("model_type")
     if kind in REFUSED:
-        problem = f"{folder} is a {kind} model: {REFUSED[kind]}"
-        yield error(_KEY, problem, "docs/models.md has the families that are served")
+        yield error(_KEY, f"{folder} is a {kind} model: {REFUSED[kind]}", _SEE_FAMILIES)
     else:
         yield from _check_architecture(config, folder)
         yield from _check_quantization(config, folder)
@@ -132,18 +132,11 @@ def _check_architecture(config: dict[str, Any], folder: Path) -> Iterator[Findin
             f"{folder}/config.json has the model_type {kind!r}, which transformers {library.__version__} does not have",
             f"{_nearest(str(kind), kinds)}correct it, or install a newer transformers",
         )
-    elif not served and kind in auto.modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
-        yield error(
-            _KEY,
-            f"{folder} is a {kind} model, which takes audio in a way that is not served",
-            "docs/models.md has the families that are served",
-        )
     elif not served:
-        yield error(
-            _KEY,
-            f"{folder} is a {kind} model, neither a language model nor a vision-language model",
-            "docs/models.md has the families that are served",
-        )
+        takes_audio = kind in auto.modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+        what = "which takes audio in a way that is not served"
+        what = what if takes_audio else "neither a language model nor a vision-language model"
+        yield error(_KEY, f"{folder} is a {kind} model, {what}", _SEE_FAMILIES)
     else:
         yield from _check_class(next(iter(config.get("architectures") or ()), ""), served, library)
         if config.get("audio_config") and not hears and kind not in HEARS_TOO:
