@@ -13,7 +13,6 @@ import msgspec
 
 from ts_stateful.config.schema import Config
 from ts_stateful.engine.services import Services, WorkQueue
-from ts_stateful.language.encoders.loader import TurnMedia
 from ts_stateful.language.engine import build_engine
 from ts_stateful.language.network.load import Model
 from ts_stateful.media.load import MediaLoader
@@ -44,9 +43,8 @@ class Driver:
         self._threads = ThreadPoolExecutor(_THREADS)
         access = None if store is None else StoreAccess(store, "required", self._threads)
         calls = None if access is None else StoreCalls(access, self._queue)
-        images = TurnMedia(MediaLoader(config.handler.media), self._queue)
         services = Services(self, self._queue, store=calls)
-        self.engine = build_engine(model, config, services, images)
+        self.engine = build_engine(model, config, services, MediaLoader(config.handler.media))
         self.engine.kind.tune()
 
     def submit(self, command: Request, **fields: Any) -> str:

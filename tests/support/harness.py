@@ -23,7 +23,7 @@ from ts_stateful.config.schema import Config, load_config
 from ts_stateful.engine.services import Services, WorkQueue
 from ts_stateful.language.conversation.turn import Sequence as LiveTurn
 from ts_stateful.language.encoders.encoder import MediaInput
-from ts_stateful.language.encoders.loader import ReadImage, TurnMedia
+from ts_stateful.language.encoders.loader import ReadImage
 from ts_stateful.language.engine import LanguageKind, build_engine
 from ts_stateful.language.network.load import Model
 from ts_stateful.media.load import MediaFile, named
@@ -104,12 +104,11 @@ class Harness:
         self._ids = itertools.count(first_id)
         access = StoreAccess(store, policy, self.executor) if store else None
         calls = StoreCalls(access, self._queue, self.clock) if access else None
-        images = TurnMedia(self, self._queue)
         self.engine = build_engine(
             model,
             config,
             Services(self, self._queue, self.clock, calls),
-            images,
+            self,
             executor=self.executor,
         )
         assert isinstance(self.engine.kind, LanguageKind)

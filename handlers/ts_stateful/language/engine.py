@@ -23,7 +23,7 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.recompute_cost import RecomputeCost
 from ts_stateful.language.decoding import Decoding
 from ts_stateful.language.encoders.encoder import MediaInput
-from ts_stateful.language.encoders.loader import TurnMedia
+from ts_stateful.language.encoders.loader import MediaFiles
 from ts_stateful.language.grammar.compiler import GrammarCompiler, load_vocabulary
 from ts_stateful.language.kv.prefix import Prefix
 from ts_stateful.language.network.load import Model, load_model
@@ -61,12 +61,12 @@ class LanguageKind:
         self,
         core: EngineCore[Context],
         model: Model,
-        images: TurnMedia,
+        files: MediaFiles,
         grammars: GrammarCompiler,
     ) -> None:
         self.num_parameters = model.num_parameters
         self.persistence = make_persistence(core, model)
-        self.turns = Turns(core, model, self.persistence, images, grammars)
+        self.turns = Turns(core, model, self.persistence, files, grammars)
         self.requests = LanguageRequests(core, model, self.turns, self.persistence)
         self.decoding = Decoding(core, model, self.turns)
         self._core = core
@@ -171,7 +171,7 @@ def build_engine(
     model: Model,
     config: Config,
     services: Services,
-    images: TurnMedia,
+    files: MediaFiles,
     max_sessions: int | None = None,
     executor: Executor | None = None,
 ) -> SessionEngine[Context]:
@@ -188,7 +188,7 @@ def build_engine(
         executor or started_pool(2, "grammar"),
         core.clock,
     )
-    return SessionEngine(core, LanguageKind(core, model, images, grammars))
+    return SessionEngine(core, LanguageKind(core, model, files, grammars))
 
 
 def load_engine(config: Config, placement: Placement, services: Services) -> SessionEngine[Context]:
@@ -204,8 +204,7 @@ def load_engine(config: Config, placement: Placement, services: Services) -> Ses
         files.warm_up()
     if services.followers is not None:
         model.forward.driver = Driver(services.followers)
-    images = TurnMedia(files, services.queue)
-    return build_engine(model, config, services, images, placement.max_sessions)
+    return build_engine(model, config, services, files, placement.max_sessions)
 
 
 def load_follower(config: Config, placement: Placement, driver: DriverLink) -> Follower:

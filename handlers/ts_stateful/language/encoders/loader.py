@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Protocol
 
-from ts_stateful.engine.services import WorkQueue
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.media.load import MediaFile, named
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Media
 
-__all__ = ["KnownImages", "Loaded", "MediaFiles", "ReadImage", "TurnMedia", "urls_of"]
+__all__ = ["KnownImages", "Loaded", "MediaFiles", "ReadImage", "urls_of"]
 
 Loaded = list[MediaInput] | StatefulError
 ReadImage = Callable[[MediaFile], MediaInput]
@@ -37,49 +35,6 @@ class MediaFiles(Protocol):
         ...
 
 
-class TurnMedia:
-    """Loads images; results arrive through the engine's queue."""
-
-    def __init__(self, files: MediaFiles, queue: WorkQueue) -> None:
-        self._files = files
-        self._queue = queue
-
-    def load(
-        self,
-        images: Sequence[Media],
-        attachments: Sequence[bytes],
-        *,
-        client: Hashable,
-        known: Mapping[str, MediaInput],
-        read: ReadImage,
-        then: Callable[[Loaded], None],
-    ) -> None:
-        """Begin to load `images`, but those whose URL is `known`, and `attachments`; pass them or the error to `then`.
-
-        `client` is the principal that the fetches are counted for, None for an anonymous one.
-        """
-        shown = KnownImages(images, known)
-
-        def loaded(done: Future[list[MediaInput]]) -> None:
-            self._queue.put(partial(then, _outcome(shown, done)))
-
-        self._files.load(shown.unknown, attachments, read, client).add_done_callback(loaded)
-
-
-def _outcome(shown: KnownImages, done: Future[list[MediaInput]]) -> Loaded:
-    error = done.exception()
-    if error is None:
-        return shown.merge(done.result())
-    # The boundary of a media thread: a defect fails its request.
-    outcome = (
-        shown.renumber(error)
-        if isinstance(error, StatefulError)
-        else defect(error, "loading images")
-    )
-    error.__traceback__ = None  # its frames would hold the session
-    return outcome
-
-
 class KnownImages:
     """The images of a request, which may have been sent before: those with a `known` URL are not loaded again.
 
@@ -94,6 +49,20 @@ class KnownImages:
         self.unknown = [image for _, image in unknown]
         names = [name for name, _ in named(self.unknown)]
         self._names = dict(zip(names, [name for name, _ in unknown], strict=True))
+
+    def outcome(self, done: Future[list[MediaInput]]) -> Loaded:
+        """Return all images, or the error of loading those that were `unknown`. For the thread that has loaded them."""
+        error = done.exception()
+        if error is None:
+            return self.merge(done.result())
+        # The boundary of a media thread: a defect fails its request.
+        outcome = (
+            self.renumber(error)
+            if isinstance(error, StatefulError)
+            else defect(error, "loading images")
+        )
+        error.__traceback__ = None  # its frames would hold the session
+        return outcome
 
     def merge(self, loaded: Sequence[MediaInput]) -> list[MediaInput]:
         """Return all images in their order, given those that were `unknown`. Additional ones come last."""

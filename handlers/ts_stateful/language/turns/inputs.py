@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
+from concurrent.futures import Future
 from functools import partial
 
 from ts_stateful.engine.core import EngineCore
@@ -11,7 +12,7 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.encoders.encoder import MediaInput
-from ts_stateful.language.encoders.loader import Loaded, TurnMedia, urls_of
+from ts_stateful.language.encoders.loader import KnownImages, Loaded, MediaFiles, urls_of
 from ts_stateful.language.encoders.reader import MediaReader
 from ts_stateful.language.grammar.compiler import (
     CallsOrForm,
@@ -38,11 +39,11 @@ class TurnInputs:
         self,
         core: EngineCore[Context],
         model: Model,
-        images: TurnMedia,
+        files: MediaFiles,
         grammars: GrammarCompiler,
         implicit: ImplicitSessions,
     ) -> None:
-        self._images = images
+        self._files, self._queue = files, core.queue
         self._reader = MediaReader(model.encoder, core.shared) if model.encoder else None
         self._grammars = grammars
         self._model = model
@@ -56,15 +57,13 @@ class TurnInputs:
             self._compile(sequence, ready)
             return
         assert self._reader is not None
-        tenant = sequence.session.tenant
-        self._images.load(
-            images,
-            files,
-            client=tenant,
-            known=self._known_images(sequence),
-            read=partial(self._reader.read, tenant=tenant),
-            then=partial(self._loaded, sequence, ready),
-        )
+        tenant, shown = sequence.session.tenant, KnownImages(images, self._known_images(sequence))
+
+        def loaded(done: Future[list[MediaInput]]) -> None:
+            self._queue.put(partial(self._loaded, sequence, ready, shown.outcome(done)))
+
+        read = partial(self._reader.read, tenant=tenant)
+        self._files.load(shown.unknown, files, read, tenant).add_done_callback(loaded)
 
     def _known_images(self, sequence: Sequence) -> Mapping[str, MediaInput]:
         if not isinstance(sequence.command, Chat):

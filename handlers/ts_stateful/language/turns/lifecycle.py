@@ -11,7 +11,7 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.history import Delta, Turn
 from ts_stateful.language.conversation.turn import Sequence, Status
 from ts_stateful.language.defects import turn_defect
-from ts_stateful.language.encoders.loader import TurnMedia
+from ts_stateful.language.encoders.loader import MediaFiles
 from ts_stateful.language.grammar.compiler import GrammarCompiler
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.persistence import NoPersistence
@@ -46,7 +46,7 @@ class Turns:
         core: EngineCore[Context],
         model: Model,
         persistence: NoPersistence,
-        images: TurnMedia,
+        files: MediaFiles,
         grammars: GrammarCompiler,
     ) -> None:
         handler = core.config.handler
@@ -58,7 +58,7 @@ class Turns:
         self._model = model
         self._persistence = persistence
         core.table.reserve = self.implicit = ImplicitSessions(core, model)
-        self._inputs = TurnInputs(core, model, images, grammars, self.implicit)
+        self._inputs = TurnInputs(core, model, files, grammars, self.implicit)
         self._preparation = Preparation(core, model, self.implicit)
 
     def admit(self, sequence: Sequence, images: Items[Media], files: Items[bytes]) -> None:
