@@ -113,7 +113,9 @@ class ResponseConnection(Connection):
                     continue
                 for line in response.body.splitlines():
                     if not has_begun:
-                        kept.append((model, _session_of(line)))
+                        shown = msgspec.json.decode(line, type=_Event).response.get("id", "")
+                        found = ResponseId.parse(str(shown))
+                        kept.append((model, found.session_id if found else ""))
                     has_begun = True
                     await self._send(line, frame.stream_id)
         while len(kept) > 1:
@@ -149,10 +151,3 @@ def _error(status: int, body: bytes) -> bytes:
     """Return the event of an error, from an answer over HTTP."""
     error = msgspec.json.decode(body)["error"]
     return msgspec.json.encode({"type": "error", "status": status, "error": error})
-
-
-def _session_of(event: bytes) -> str:
-    """Return the session of the response that an event shows; empty if it shows none."""
-    shown = msgspec.json.decode(event, type=_Event).response.get("id", "")
-    found = ResponseId.parse(str(shown))
-    return found.session_id if found else ""

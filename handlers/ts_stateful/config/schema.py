@@ -72,7 +72,7 @@ class EngineConfig(AccessConfig, frozen=True, kw_only=True):
     load_timeout_sec: _Positive = 600.0
     """Seconds to load the model."""
     device_cache_bytes: _Count | None = None
-    """Bytes that sessions may keep on the device. Unset: 80 % of the free memory of a GPU, or of a container's limit; else no bound."""
+    """Bytes of sessions on the device. Unset: 80 % of the free memory of a GPU, or of a container's limit, if any."""
     metrics_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     """With TorchServe: a port of 127.0.0.1 for the metrics that the other front has at its own; one for each model."""
     limits: LimitsConfig = LimitsConfig()

@@ -56,7 +56,9 @@ class SharedCache(Generic[ShareableT]):
         """
         thing = self._find(key)
         if thing is None:
-            with self._maker(key):
+            with self._lock:
+                maker = self._makers.setdefault(key, threading.Lock())
+            with maker:  # which ends with its last user
                 thing = self._find(key)
                 if thing is None:
                     thing = make()
@@ -111,11 +113,6 @@ class SharedCache(Generic[ShareableT]):
             assert self._kept_bytes <= self._budget
             assert not kept.keys() & set(self._used)
             assert all(thing.key == key for key, thing in (*kept.items(), *self._used.items()))
-
-    def _maker(self, key: str) -> threading.Lock:
-        """Return the lock that is held while a thing is made; it ends with its last user."""
-        with self._lock:
-            return self._makers.setdefault(key, threading.Lock())
 
     def _find(self, key: str) -> ShareableT | None:
         with self._lock:

@@ -21,7 +21,7 @@ from ts_stateful.client.errors import (
     unreachable,
 )
 from ts_stateful.client.transports.transport import Events, TransportOptions
-from ts_stateful.pb.inference_pb2 import PredictionResponse, PredictionsRequest
+from ts_stateful.pb.inference_pb2 import PredictionsRequest
 from ts_stateful.protocol.requests import Command
 
 __all__ = [
@@ -149,17 +149,13 @@ def read(call: GrpcCall, inbox: Inbox) -> None:
             if response.prediction:
                 inbox.put(bytes(response.prediction))
             elif response.status.code:
-                inbox.put(_refusal_of(response))
+                status = response.status  # most often TorchServe has no free sequence
+                message = f"{status.message or 'no message'} (status code {status.code})"
+                inbox.put(ServerRefused(message, status=503))
     except grpc.RpcError as error:
         inbox.put(error_of(error, call.num_bytes))
     else:
         inbox.put(None)
-
-
-def _refusal_of(response: PredictionResponse) -> ServerRefused:
-    """Convert a status in a message of `StreamPredictions2`; most often TorchServe has no free sequence."""
-    message = f"{response.status.message or 'no message'} (status code {response.status.code})"
-    return ServerRefused(message, status=503)
 
 
 def error_of(error: grpc.RpcError, num_bytes: int) -> ClientError:

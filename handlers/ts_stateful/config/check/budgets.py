@@ -59,7 +59,7 @@ def _check_spill(handler: HandlerConfig) -> Iterator[Finding]:
     elif handler.device == "cpu" and handler.device_cache_bytes is None:
         yield warning(
             "handler.store.kvSpill",
-            "has no effect: states never leave a memory without a bound",
+            "has an effect only in a container with a limit: states never leave a memory without a bound",
             "set handler.deviceCacheBytes",
         )
 

@@ -41,14 +41,11 @@ def check_template(key: str, place: str, template: object) -> Iterator[Finding]:
         text = template.read_text(encoding="utf-8") if isinstance(template, Path) else template
         if isinstance(text, str):  # else there are several, with names
             environment = jinja.Environment(extensions=["jinja2.ext.loopcontrols"])
-            environment.parse(_GENERATION.sub(_without_mark, text))
+            marked = _GENERATION.sub(lambda m: f"{m[1]}{'endif' if m[2] else 'if true'}", text)
+            environment.parse(marked)
     except ImportError:
         return
     except (OSError, UnicodeDecodeError, RecursionError) as reason:
         yield error(key, f"{place} cannot be read: {reason}", "correct it")
     except jinja.TemplateSyntaxError as reason:
         yield error(key, f"line {reason.lineno} of {place}: {reason.message}", "correct it")
-
-
-def _without_mark(found: re.Match[str]) -> str:
-    return f"{found[1]}{'endif' if found[2] else 'if true'}"

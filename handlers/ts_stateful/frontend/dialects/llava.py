@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from ts_stateful.frontend.dialects.dialect import Translation, Unnamed, Whole
 from ts_stateful.frontend.dialects.responder import EngineAnswer, EngineError, Translator, line_of
 from ts_stateful.frontend.parsing.body import RequestBody
-from ts_stateful.frontend.parsing.headers import RequestHeaders
 from ts_stateful.protocol.requests import Close, Image, Open, Prompt
 from ts_stateful.protocol.session_ids import new_session_id, resolve_session_id
 from ts_stateful.protocol.strict_json import convert
@@ -73,7 +72,8 @@ class Llava:
         """See `Dialect`."""
         asked: _Command = convert(body.document, _TYPES[body.document["type"]])
         if isinstance(asked, _Start):
-            session_id = _new_id(body.headers, asked.session_id)
+            chosen = resolve_session_id(body.headers.session_id(), asked.session_id)
+            session_id = chosen or body.headers.minted_id or f"{_ID_PREFIX}{new_session_id()}"
             request = Open(session_id=session_id, images=(Image(url=asked.path),))
             return Translation(request, _Started())
         if isinstance(asked, _Send):
@@ -84,9 +84,3 @@ class Llava:
             )
             return Translation(prompt, _Sent(), Unnamed.REFUSED)
         return Translation(Close(session_id=asked.session_id), self.responder)
-
-
-def _new_id(headers: RequestHeaders, asked: str | None) -> str:
-    """Return the id of a new session: the client's, TorchServe's, or a random one."""
-    chosen = resolve_session_id(headers.session_id(), asked)
-    return chosen or headers.minted_id or f"{_ID_PREFIX}{new_session_id()}"

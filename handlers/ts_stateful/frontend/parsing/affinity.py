@@ -31,16 +31,12 @@ def affinity_of(chat: Chat, dialogue: str | None) -> tuple[str, ...]:
 
 
 def _texts(messages: Iterable[Said], images: Iterable[Media]) -> Iterable[str]:
-    urls = iter(images)
+    urls = (image.url or "" for image in images)
     for said in messages:
         yield said.role
         for part in said.parts:
-            yield f"text {part}" if part is not None else _name(next(urls))
-
-
-def _name(image: Media) -> str:
-    url = image.url or ""
-    return f"image {len(url)} {url[:_URL_CHARS]}"
+            url = next(urls) if part is None else ""
+            yield f"image {len(url)} {url[:_URL_CHARS]}" if part is None else f"text {part}"
 
 
 def _digest(texts: Iterable[str]) -> str:

@@ -23,11 +23,14 @@ def test_the_usual_budget_is_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPa
     assert limits_of(model, asked, None).device_bytes == 5
 
 
-def test_a_cpu_has_no_budget_and_nothing_beside_it() -> None:
-    """The host's memory is the device's."""
+def test_a_cpu_has_a_budget_in_a_container_and_nothing_beside_it() -> None:
+    """The host's memory is the device's. Beyond a container's limit the kernel would kill the engine."""
     model: Any = SimpleNamespace(device=torch.device("cpu"))
-    limits = limits_of(model, load_config({"handler": {"hostCacheBytes": 7}}), 3)
-    assert (limits.max_sessions, limits.device_bytes, limits.host_bytes) == (3, None, 0)
+    for free, engines, budget in ((None, 1, None), (1000, 1, 800), (1000, 4, 200)):
+        groups: Any = SimpleNamespace(free_bytes=lambda free=free: free)
+        config = load_config({"handler": {"hostCacheBytes": 7, "engines": engines}})
+        limits = limits_of(model, config, 3, groups)
+        assert (limits.max_sessions, limits.device_bytes, limits.host_bytes) == (3, budget, 0)
 
 
 @pytest.mark.parametrize(

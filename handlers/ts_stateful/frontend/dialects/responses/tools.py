@@ -48,7 +48,9 @@ def read_tools(
     try:
         tools = tools_of(convert(nested, ToolDefinitions), chosen)
     except InvalidRequest as error:
-        raise InvalidRequest(error.message, field=_unnested(error.field)) from None
+        path = (error.field or "").replace(".function", "")
+        field = path if path.startswith("tools") else f"tools{path}"
+        raise InvalidRequest(error.message, field=field) from None
     return tools, forced_of(chosen, tools)
 
 
@@ -71,11 +73,6 @@ def _choice(choice: object) -> ToolChoice | None:
     except InvalidRequest as error:
         raise InvalidRequest(error.message, field="tool_choice") from None
     return made
-
-
-def _unnested(field: str | None) -> str:
-    path = (field or "").replace(".function", "")
-    return path if path.startswith("tools") else f"tools{path}"
 
 
 def read_form(asked: object) -> ResponseFormat | None:
