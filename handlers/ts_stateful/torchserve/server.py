@@ -21,7 +21,6 @@ from typing import Any, TextIO
 
 from ts_stateful.client.management import Management
 from ts_stateful.process.drain import drain, end_engines
-from ts_stateful.process.spec import engine_files
 from ts_stateful.serving.local import ServerFailed, get_json
 from ts_stateful.serving.ports import HOST
 from ts_stateful.serving.server import LocalServer, ServerSettings
@@ -47,6 +46,7 @@ _HARMLESS = (
 # Settings with paths, which are relative to the working directory: TorchServe gets another one.
 _FILES = ("metrics_config", "private_key_file", "certificate_file", "keystore")
 _LOAD_FAILED = ("Load model failed", "Failed to load model")
+_NO_SPACE = "java.io.IOException: No space left on device"
 _REASON = re.compile(  # not in JSON
     r"[^{].*(?:Failed to load model \S+, exception|Backend worker process died\.) (.+)"
 )
@@ -76,6 +76,7 @@ class TorchServe(LocalServer):
         self._settings = settings
         self._guard: Guard | None = None
         self._load_failed = False
+        self._reason = ""
         self._process: subprocess.Popen[str] | None = None
         self._pump: threading.Thread | None = None
 
@@ -194,7 +195,7 @@ class TorchServe(LocalServer):
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                self._write_reason(line)
+                self._keep_reason(line)
                 self._load_failed |= any(text in line for text in _LOAD_FAILED)
                 if not any(text in line for text in _HARMLESS):
                     self._log.write(line)
@@ -223,13 +224,14 @@ class TorchServe(LocalServer):
 
     def _failure(self, what: str) -> ServerFailed:
         time.sleep(0.5)  # the rest of a traceback may still arrive
-        return self.failure(what)
+        return self.failure(what, self._reason)
 
-    def _write_reason(self, line: str) -> None:
-        """Keep the reason of a worker's line, unless an engine wrote down its own."""
-        found = _REASON.match(line)
-        if found and self._home is not None and not engine_files(self._home, "reason"):
-            (self._home / "worker.reason").write_text(found[1], encoding="utf-8")
+    def _keep_reason(self, line: str) -> None:
+        """Keep the reason of a worker's line, or of Java's error while it unpacks the model."""
+        if found := _REASON.match(line):
+            self._reason = found[1]
+        elif line.startswith(_NO_SPACE) and self._home is not None:
+            self._reason = f"the model is unpacked in {self._home.parent}, which is full; set TMPDIR to a larger folder"
 
     def _end(self, process: subprocess.Popen[str]) -> None:
         try:

@@ -269,6 +269,16 @@ def test_the_reason_of_a_model_is_all_that_is_printed(tmp_path: Path) -> None:
     assert "Traceback" in Path(logs, "server.log").read_text()
 
 
+def test_a_model_that_does_not_fit_the_temporary_folder(tmp_path: Path) -> None:
+    """Java reports it in a trace, without the folder and its variable."""
+    lines = (
+        "WARN Failed to load model: chat.mar\njava.io.IOException: No space left on device\n\tat x"
+    )
+    server = _server(tmp_path, f"{_VERSION}\nprintf '{lines}\n'\nsleep 60")
+    with pytest.raises(ServerFailed, match=r"^the model is unpacked in .*; set TMPDIR to a larger"):
+        server.start()
+
+
 def test_an_interrupted_stop_removes_the_private_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
