@@ -9,19 +9,9 @@ import os
 import sys
 import unicodedata
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
-__all__ = ["ShownReply", "Terminal", "harmless", "replace_closed_streams"]
-
-
-class ShownReply(Protocol):
-    """A reply on its way to the output."""
-
-    def add(self, piece: str) -> None:
-        """Show more of it."""
-
-    def close(self) -> None:
-        """Show all of it."""
+__all__ = ["PlainReply", "Terminal", "harmless", "replace_closed_streams"]
 
 
 class Terminal:
@@ -61,7 +51,7 @@ class Terminal:
         else:
             self.line(text)
 
-    def reply(self) -> ShownReply:
+    def reply(self) -> PlainReply:
         """Return where the pieces of a reply go."""
         if self.is_tty and self._formats:
             try:
@@ -70,17 +60,21 @@ class Terminal:
                 pass
             else:
                 return MarkdownReply(self._stream)
-        return _PlainReply(self)
+        return PlainReply(self)
 
 
-class _PlainReply:
+class PlainReply:
+    """A reply on its way to the output, as it is."""
+
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
 
     def add(self, piece: str) -> None:
+        """Show more of it."""
         self._terminal.text(piece)
 
     def close(self) -> None:
+        """Show all of it."""
         self._terminal.fresh_line()
 
 

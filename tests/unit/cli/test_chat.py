@@ -20,7 +20,7 @@ from tests.support.clock import FakeClock
 from tests.support.fake_sessions import FakeSessions, Fault, reply_to
 from tests.support.ports import free_port
 from ts_stateful.cli.chat import ChatLoop, ChatOptions
-from ts_stateful.cli.chat.keyboard import PipedLines
+from ts_stateful.cli.chat.keyboard import Lines
 from ts_stateful.cli.chat.markdown import MarkdownReply, end_of_block
 from ts_stateful.cli.chat.talk import Exchange, Talk
 from ts_stateful.cli.terminal import Terminal
@@ -90,7 +90,7 @@ def test_chat_refuses_what_there_is_not(
 def test_chat_notices_which_sessions_have_ended(url: str, fake: FakeSessions) -> None:
     """The list marks ended sessions and then drops them; a given session stays open."""
     out = io.StringIO()
-    lines = PipedLines(io.StringIO("/fork\none\n/sessions\n/sessions 1\ntwo\n"))
+    lines = Lines(io.StringIO("/fork\none\n/sessions\n/sessions 1\ntwo\n"))
     with connect(url) as server:
         given = server.open(session_id="mine")
         fake.fail("info", Fault(error=SessionExpired("idle")))
@@ -141,7 +141,7 @@ def test_an_odd_line_does_not_end_the_chat(url: str, fake: FakeSessions, line: b
     out, typed = io.StringIO(), io.TextIOWrapper(io.BytesIO(b"one\n" + line + b"\ntwo"), "utf-8")
     with connect(url) as server:
         limits = server.hello().limits
-        chat = ChatLoop(server, limits, Terminal(out), PipedLines(typed), ChatOptions())
+        chat = ChatLoop(server, limits, Terminal(out), Lines(typed), ChatOptions())
         assert chat.run() == 1
     (turns,) = fake.sessions.values()
     assert [turn.prompt for turn in turns] == ["one", "two"]
@@ -342,7 +342,7 @@ def test_an_interrupted_reply_is_cancelled(url: str, fake: FakeSessions) -> None
 
     out = Interrupting()
     with connect(url) as server:
-        lines = PipedLines(io.StringIO("one\ntwo\n"))
+        lines = Lines(io.StringIO("one\ntwo\n"))
         limits = server.hello().limits
         chat = ChatLoop(server, limits, Terminal(out), lines, ChatOptions(), FakeClock())
         assert chat.run() == 0

@@ -5,32 +5,19 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyPressEvent
 
-__all__ = ["EDITING_MISSING", "Lines", "PipedLines", "TypedLines", "is_utf8", "lines_of"]
+__all__ = ["EDITING_MISSING", "Lines", "TypedLines", "is_utf8", "lines_of"]
 
 EDITING_MISSING = "for history, pasting and Markdown: pip install 'torchserve-stateful[chat]'"
 _MARK = "> "
 
 
-class Lines(Protocol):
-    """A source of prompts and commands."""
-
-    has_editing: bool
-
-    def read(self) -> str | None:
-        """Return the next line; None at the end.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C.
-        """
-
-
-class PipedLines:
-    """The lines of a stream; at a terminal with a mark in front, and without editing."""
+class Lines:
+    """The prompts and commands in a stream; at a terminal with a mark in front, and without editing."""
 
     has_editing = False
 
@@ -40,7 +27,11 @@ class PipedLines:
             stream.reconfigure(errors="surrogateescape")
 
     def read(self) -> str | None:
-        """See `Lines`."""
+        """Return the next line; None at the end.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+        """
         if not self._stream.isatty():
             return self._stream.readline() or None
         try:
@@ -50,7 +41,7 @@ class PipedLines:
             return None
 
 
-class TypedLines:
+class TypedLines(Lines):
     """Lines with editing: a history over all chats, pasted text in one piece, and completion of commands and files.
 
     Enter sends. A line feed is Alt-Enter, or a backslash at the end of a line.
@@ -96,7 +87,7 @@ def lines_of(stream: TextIO, commands: tuple[str, ...], *, keeps_history: bool) 
             return TypedLines(commands, _history_path() if keeps_history else None)
         except ModuleNotFoundError:
             pass
-    return PipedLines(stream)
+    return Lines(stream)
 
 
 def is_utf8(line: str) -> bool:

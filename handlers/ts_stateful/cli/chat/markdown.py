@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 
 from ts_stateful.cli.chat.reply_parser import reply_parser
-from ts_stateful.cli.terminal import harmless
+from ts_stateful.cli.terminal import PlainReply, harmless
 
 __all__ = ["MarkdownReply", "end_of_block"]
 
@@ -19,7 +19,7 @@ _FENCE = re.compile(r"\s*(`{3,}|~{3,})(.*)")
 _MARKDOWN = reply_parser().disable("reference")  # it is shown with its address, as it was written
 
 
-class MarkdownReply:
+class MarkdownReply(PlainReply):
     """One reply on a terminal. Its last block is drawn again while it grows; those before it stay as they are."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -39,7 +39,7 @@ class MarkdownReply:
         return markdown
 
     def add(self, piece: str) -> None:
-        """Show more of the reply."""
+        """See `PlainReply`."""
         self._text += harmless(piece)
         while end := end_of_block(self._text):
             self._show(self._text[:end])
