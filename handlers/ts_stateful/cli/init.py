@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 from ts_stateful.cli.models import find_model
 from ts_stateful.cli.numbers import num_bytes, whole
@@ -56,16 +56,14 @@ def init(options: argparse.Namespace) -> None:
         raise ConfigError(f"{path} is there already; give --force to replace it, or another name")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{path} cannot be written; name another file")
-    ask = _Questions(sys.stdin, Terminal(sys.stdout))
-    name, model = ask("The model: a folder or a hub id (owner/name)", _model)
-    sessions = ask("Sessions that are open at the same time", whole(1, MAX_SESSIONS), "256")
-    gpus = ask("GPUs, 0 for a CPU", whole(0, _MAX_GPUS), "0")
+    name, model = _ask("The model: a folder or a hub id (owner/name)", _model)
+    sessions = _ask("Sessions that are open at the same time", whole(1, MAX_SESSIONS), "256")
+    gpus = _ask("GPUs, 0 for a CPU", whole(0, _MAX_GPUS), "0")
     machine = ControlGroups().memory_bytes()
     default = "80GiB" if gpus else f"{max(1, machine // 2**30)}GiB"
-    memory = ask(f"Memory of {'one GPU' if gpus else 'the machine'}", num_bytes, default)
-    store = ask(
-        "Store of sessions: file:///folder, redis://host, s3://bucket, or none", _store, "none"
-    )
+    memory = _ask(f"Memory of {'one GPU' if gpus else 'the machine'}", num_bytes, default)
+    stores = "file:///folder, redis://host, s3://bucket, or none"
+    store = _ask(f"Store of sessions: {stores}", _store, "none")
     asked = Asked(
         sessions=sessions,
         model=model,
@@ -86,26 +84,19 @@ def init(options: argparse.Namespace) -> None:
     terminal.line(f"Serve it: {serve}")
 
 
-class _Questions:
-    """Questions on a terminal, each of which is asked until it has a good answer."""
-
-    def __init__(self, answers: TextIO, terminal: Terminal) -> None:
-        self._answers = answers
-        self._terminal = terminal
-
-    def __call__(self, question: str, parse: Callable[[str], T], default: str = "") -> T:
-        while True:
-            self._terminal.text(f"{question}{f' [{default}]' if default else ''}: ")
-            line = self._answers.readline()
-            if not line:
-                self._terminal.line()
-                raise ConfigError(
-                    "the answers have ended before the questions; nothing was written"
-                )
-            try:
-                return parse(line.strip() or default)
-            except (ValueError, argparse.ArgumentTypeError, ModelUnknown) as error:
-                self._terminal.line(f"  {error}")
+def _ask(question: str, parse: Callable[[str], T], default: str = "") -> T:
+    """Ask until there is a good answer."""
+    terminal = Terminal(sys.stdout)
+    while True:
+        terminal.text(f"{question}{f' [{default}]' if default else ''}: ")
+        line = sys.stdin.readline()
+        if not line:
+            terminal.line()
+            raise ConfigError("the answers have ended before the questions; nothing was written")
+        try:
+            return parse(line.strip() or default)
+        except (ValueError, argparse.ArgumentTypeError, ModelUnknown) as error:
+            terminal.line(f"  {error}")
 
 
 def _model(answer: str) -> tuple[str, TransformerSize]:
