@@ -15,6 +15,7 @@ from ts_stateful.language.kv.spans import Rows, Span
 
 __all__ = ["verify_steps"]
 
+_PASSED: Final = 24  # tokens of the pass whose states theirs are like
 _STARTS: Final = (0, 1, 37, 130, 600)  # tokens of the sessions
 # The sessions of a step, and their numbers of new tokens in turns: many lengths side by side, and one session alone.
 _STEPS: Final[tuple[tuple[slice, Sequence[int]], ...]] = (
@@ -42,12 +43,14 @@ def verify_steps(
 ) -> str:
     """Return how the logits or the states of `other` differ from the model's; empty if they agree. CPU only.
 
-    Sessions begin with random states, and some are longer than the layers' windows. `axes` are those of positions, each of
-    which gets positions of its own. With `embed`, which maps ids to embeddings, the last steps begin with those of other ids,
-    and the first layer's outputs are added to.
+    Sessions begin with random states like the model's own, and some are longer than the layers' windows. `axes` are those of
+    positions, each of which gets positions of its own. With `embed`, which maps ids to embeddings, the last steps begin with
+    those of other ids, and the first layer's outputs are added to.
     """
     beyond = {window + 3 for window in windows if window and window <= _FARTHEST}
-    ours = _random_states(layout, [*_STARTS, *sorted(beyond)])
+    passed = KVCache(layout, torch.device("cpu"))
+    model(_rows([passed], [_PASSED], vocab_size, axes, None))
+    ours = _states_like(passed, [*_STARTS, *sorted(beyond)])
     theirs = [kv.copy(kv.length) for kv in ours]
     steps = [(*step, None) for step in _STEPS]
     if embed is not None:
@@ -71,14 +74,21 @@ def verify_steps(
     return ""
 
 
-def _random_states(layout: KVLayout, lengths: Sequence[int]) -> list[KVCache]:
+def _states_like(passed: KVCache, lengths: Sequence[int]) -> list[KVCache]:
+    """Return caches of so many tokens: the first one of a pass, and random ones with the means and deviations of its others.
+
+    Trained models attend most to the first token. From states that no pass would write, their layers can make rounding errors
+    a thousand times as large.
+    """
     generator = torch.Generator().manual_seed(0)
     caches = []
     for length in lengths:
-        kv = KVCache(layout, torch.device("cpu"))
+        kv = passed.copy(min(1, length))
         kv.reserve(length)
-        for part in kv.states:
-            part[:, :length].normal_(generator=generator)
+        for part, written in zip(kv.states, passed.states, strict=True):
+            others, drawn = written[:, 1 : passed.length].float(), part[:, 1:length]
+            numbers = torch.randn(drawn.shape, generator=generator)
+            drawn.copy_(numbers * others.std(1, keepdim=True) + others.mean(1, keepdim=True))
         kv.length = length
         caches.append(kv)
     return caches
