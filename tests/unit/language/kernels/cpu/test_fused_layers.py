@@ -449,10 +449,10 @@ def test_it_can_be_turned_off() -> None:
     assert model.forward.shortcut is None
 
 
-def test_without_a_compiler_nothing_changes(
+def test_without_a_compiler_the_model_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The model is served unchanged, without a warning."""
+    """By torch's operators. A warning, once in a process, has the remedy."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -461,4 +461,4 @@ def test_without_a_compiler_nothing_changes(
         assert find_fused(model.network, model.forward.layout, model.forward.windows) is None
         accelerate(model, HandlerConfig())
     assert model.forward.shortcut is None
-    assert not caplog.records
+    assert all("no C++ compiler" in record.message for record in caplog.records)
