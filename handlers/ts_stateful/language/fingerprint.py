@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from ts_stateful.language.parallel.shards import elements
+from ts_stateful.language.parallel.weights import elements
 
 __all__ = ["fingerprint", "weights_digest"]
 

@@ -75,7 +75,7 @@ class Forward:
         self.flat, self.batched, self.token_by_token, self.for_kernels = batching
 
     def with_batching(self, batching: Batching) -> Forward:
-        """Return other passes through the same network, without what this one uses by now."""
+        """Return other passes through the same network, which use no adapters and no kernels yet."""
         return Forward(self.network, self.layout, self.stock_attention, batching)
 
     @torch.inference_mode()

@@ -25,7 +25,7 @@ from ts_stateful.language.network.image_positions import knows_positions
 from ts_stateful.language.network.layer_kinds import INDEXED, RECURRENT, layer_kinds
 from ts_stateful.language.network.layout import cache_name, find_layout, reads_whole
 from ts_stateful.language.network.one_pass import find_forward
-from ts_stateful.language.parallel.whole import is_split, whole_weights
+from ts_stateful.language.parallel.weights import is_split, whole_weights
 
 __all__ = [
     "Window",
