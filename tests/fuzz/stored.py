@@ -8,12 +8,12 @@ import msgspec
 import torch
 
 from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
 from ts_stateful.language.persistence.entries import ImageRef, LogEntry, history, session_logs
 from ts_stateful.language.persistence.image_records import load_image
 from ts_stateful.recurrent.step_records import Answered, SequenceEntry, SequenceRecords, StepEntry
 from ts_stateful.session_log.codec import VERSION, Codec
 from ts_stateful.session_log.log import SessionLog
-from ts_stateful.store.backends.memory import MemoryStore
 
 __all__ = ["entry", "log", "sequence", "stored_image"]
 

@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any, NoReturn
 
 from tests.support.harness import Harness
+from tests.support.memory_store import MemoryStore
 from tests.support.tiny import llama
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.requests import Info
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreUnavailable
 
 __all__ = [

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.support.harness import Harness
+from tests.support.memory_store import MemoryStore
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.protocol.requests import Prompt
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreUnavailable
 
 __all__ = ["FailingStore", "ask", "code", "expire"]

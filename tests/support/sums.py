@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
 from tests.support.state_harness import StateHarness, state_settings
 from ts_stateful.protocol.requests import InputTensor, Step
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import Store, StoreUnavailable
 
 __all__ = [

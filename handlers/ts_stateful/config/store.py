@@ -12,7 +12,7 @@ from ts_stateful.config.ranges import Settings, has_sound_host
 __all__ = ["StoreConfig"]
 
 _FORMS = "file:///folder, redis://host:port/db, rediss://host:port/db, s3://bucket/prefix, none"
-_URL = re.compile(r"none$|memory:|file:///+[^/]|rediss?://|s3://[^/]")
+_URL = re.compile(r"none$|file:///+[^/]|rediss?://|s3://[^/]")
 
 
 class StoreConfig(Settings, frozen=True, kw_only=True):

@@ -45,7 +45,6 @@ class StoreAccess(NamedTuple):
     store: Store
     policy: Literal["required", "best_effort"]
     executor: Executor
-    content: Literal["all", "text", "none"] = "all"  # the parts of a session that are written
     room: StoreRoom = StoreRoom()
 
 
@@ -67,7 +66,7 @@ def store_of(settings: StoreConfig, default: Path) -> StoreAccess | None:
     if settings.content == "none":
         logger.warning("handler.store.content is none: sessions end with their engine")
     executor = started_pool(_THREADS, "store")
-    return StoreAccess(store, settings.policy, executor, settings.content, room)
+    return StoreAccess(store, settings.policy, executor, room)
 
 
 def _attend(store: Store, room: StoreRoom) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.harness import Harness, reference_reply
+from tests.support.memory_store import MemoryStore
 from tests.support.tiny import llama, llava
 from tests.support.tiny.latent import deepseek_v3
 from tests.support.tiny.lora import merged, save_adapter
@@ -18,7 +19,6 @@ from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.network.load import Model, accelerate, use_adapters
 from ts_stateful.protocol.chat import Chat, Said
 from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
-from ts_stateful.store.backends.memory import MemoryStore
 
 NEW_TOKENS = 12
 SYSTEM = "You are a helpful assistant that answers all questions about shapes and their colors. "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.support.chats import Chats, Told
+from tests.support.memory_store import MemoryStore
 from tests.support.store_engines import FailingStore
 from tests.support.tiny import llama, llava
 from ts_stateful.protocol.requests import Info, Prompt
-from ts_stateful.store.backends.memory import MemoryStore
 
 
 def test_a_told_conversation_goes_on_in_another_engine() -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.support.harness import Harness, reference_reply
+from tests.support.memory_store import MemoryStore
 from tests.support.spilling import make, residency
 from tests.support.tiny.latent import deepseek_v32, glm_moe_dsa
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.requests import Fork, Rewind
-from ts_stateful.store.backends.memory import MemoryStore
 
 NEW_TOKENS = 12
 QUESTIONS = ("What color is the circle?", "And the square?", "Which one is yellow?")

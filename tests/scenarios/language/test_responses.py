@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.support.chats import Chats, Told, cached
+from tests.support.memory_store import MemoryStore
 from tests.support.store_engines import code, expire
 from tests.support.tiny import REWRITING, llama, llava, qwen2_vl
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.chat import Discard, Recall, Respond
 from ts_stateful.protocol.events import EventKind
 from ts_stateful.protocol.requests import Info
-from ts_stateful.store.backends.memory import MemoryStore
 
 MAKERS: dict[str, Callable[[], Model]] = {
     "llama": llama,

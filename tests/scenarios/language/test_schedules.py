@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.harness import Harness, stock_reply
+from tests.support.memory_store import MemoryStore
 from tests.support.running_ahead import ahead, with_graphs
 from tests.support.tiny import llama
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.events import EventKind
 from ts_stateful.protocol.requests import Cancel, Close, Fork, Open, Prompt, Rewind
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import Store
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.harness import Harness, reference_reply
+from tests.support.memory_store import MemoryStore
 from tests.support.pictures import noise
 from tests.support.tiny import llava
 from tests.unit.protocol.test_declarations import GOOD
@@ -14,7 +15,6 @@ from ts_stateful.config.schema import ConfigError, load_config
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.entries import OpenedEntry, TurnEntry, history, session_logs
 from ts_stateful.protocol.requests import Fork, Info, Prompt, Rewind
-from ts_stateful.store.backends.memory import MemoryStore
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.harness import Harness, reference_reply
+from tests.support.memory_store import MemoryStore
 from tests.support.tiny import llama
 from tests.support.tiny.calling import ANSWER, ARGUMENTS, REASONING, TOOL, calling
 from ts_stateful.protocol.chat import Chat, Said, Tool, ToolCall
@@ -20,7 +21,6 @@ from ts_stateful.protocol.response_format import (
     Regex,
     ResponseFormat,
 )
-from ts_stateful.store.backends.memory import MemoryStore
 
 GET_COLOR = Tool(TOOL["name"], TOOL["description"], TOOL["parameters"])
 COUNT = Tool("count", "Count shapes.", {"type": "object", "properties": {}})

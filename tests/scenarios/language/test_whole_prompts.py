@@ -10,6 +10,7 @@ from msgspec import structs
 from torch import Tensor
 
 from tests.support.harness import Harness, reference_reply, stock_reply
+from tests.support.memory_store import MemoryStore
 from tests.support.pictures import Picture, noise
 from tests.support.showing import (
     NEW_TOKENS,
@@ -24,7 +25,6 @@ from ts_stateful.config.schema import HandlerConfig
 from ts_stateful.language.network.load import Model, accelerate, build_model
 from ts_stateful.protocol.chat import Chat, RawPrompt, Said
 from ts_stateful.protocol.requests import Fork, Image, Info, Prompt, Rewind
-from ts_stateful.store.backends.memory import MemoryStore
 
 SQUARE, WIDE, TALL = noise(1), noise(2, 80, 30), noise(3, 20, 50)
 

@@ -9,11 +9,11 @@ import torch
 
 from tests.support.asking import ask, code
 from tests.support.harness import Harness, reference_reply
+from tests.support.memory_store import MemoryStore
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.language.turns.prefix_sharing import PrefixSharing
 from ts_stateful.protocol.requests import Prompt
-from ts_stateful.store.backends.memory import MemoryStore
 
 _COMMIT = "ts_stateful.language.turns.prefix_sharing.PrefixSharing.learn"
 

@@ -12,6 +12,7 @@ import redis
 
 from tests.support import sums
 from tests.support.harness import Harness
+from tests.support.memory_store import MemoryStore
 from tests.support.pictures import noise
 from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
 from tests.support.s3_server import s3_server
@@ -20,7 +21,6 @@ from tests.support.sums import Start, add, starter, total
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.requests import Close, Fork
 from ts_stateful.store.backends.file import FileStore
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.backends.redis import RedisStore
 from ts_stateful.store.backends.s3 import S3Store
 from ts_stateful.store.backends.sealed import SealedStore

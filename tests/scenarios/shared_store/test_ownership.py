@@ -7,11 +7,11 @@ from msgspec import structs
 
 from tests.support.clock import FakeClock
 from tests.support.harness import Harness
+from tests.support.memory_store import MemoryStore
 from tests.support.store_engines import FailingStore, ask, code, expire
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.chat import Discard, Recall, Respond, Said
 from ts_stateful.protocol.requests import Close, Continue, Fork, Info, Request, Rewind
-from ts_stateful.store.backends.memory import MemoryStore
 
 SAID = (Said("user", ("One",)),)
 

@@ -31,7 +31,6 @@ def test_a_url_of_no_store_is_refused_without_a_server(url: str) -> None:
     [
         None,
         "none",
-        "memory://",
         "file:///tmp/x",
         "redis:///0",
         "rediss://u:p@h:1/0",

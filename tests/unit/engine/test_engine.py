@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.clock import FakeClock
 from tests.support.harness import LaterExecutor
+from tests.support.memory_store import MemoryStore
 from ts_stateful.config.schema import Config
 from ts_stateful.engine.administration import administer
 from ts_stateful.engine.core import EngineCore
@@ -28,7 +29,6 @@ from ts_stateful.sessions.places import Limits
 from ts_stateful.sessions.session import Residency, Session
 from ts_stateful.sessions.shared import Shareable
 from ts_stateful.store.access import StoreAccess
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreUnavailable
 from ts_stateful.store.ordered_calls import StoreCalls
 

@@ -12,6 +12,7 @@ from msgspec import structs
 from tests.support import sums
 from tests.support.clock import FakeClock
 from tests.support.journals import make_journal, written
+from tests.support.memory_store import MemoryStore
 from ts_stateful.recurrent.step_records import (
     Answered,
     FoundSequence,
@@ -20,7 +21,6 @@ from ts_stateful.recurrent.step_records import (
     StepEntry,
 )
 from ts_stateful.session_log.ownership import Doubtful
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreCorrupt
 
 STATES = [torch.arange(3.0), torch.zeros(2, 0)]

@@ -7,8 +7,8 @@ import hashlib
 import pytest
 
 from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
 from ts_stateful.session_log.blobs import get_blob, put_blob
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreCorrupt
 
 

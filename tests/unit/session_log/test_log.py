@@ -10,12 +10,12 @@ import pytest
 from msgspec import structs
 
 from tests.support.logs import write_log
+from tests.support.memory_store import MemoryStore
 from tests.support.store_engines import FailingStore
 from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
 from ts_stateful.language.persistence.entries import LogEntry, TurnEntry, session_logs
 from ts_stateful.session_log.log import Known, Log
 from ts_stateful.session_log.ownership import ClosedEntry
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.backends.sealed import SealedStore
 from ts_stateful.store.base import Store, StoreCorrupt, StoreUnavailable
 

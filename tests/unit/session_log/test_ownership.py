@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.logs import write_log
+from tests.support.memory_store import MemoryStore
 from tests.support.store_engines import FailingStore
 from tests.support.sums import Killed
 from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
@@ -18,7 +19,6 @@ from ts_stateful.protocol.errors import SessionClosed, SessionError, SessionExpi
 from ts_stateful.session_log.log import Known, Log
 from ts_stateful.session_log.ownership import ClosedEntry, Doubtful, Ownership
 from ts_stateful.store.backends.file import FileStore
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import Store, StoreUnavailable
 
 LOG = ENTRIES[:2]

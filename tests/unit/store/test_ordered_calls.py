@@ -11,9 +11,9 @@ from typing import Any, Literal
 import pytest
 
 from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
 from ts_stateful.protocol.errors import InternalError, SessionMoved, StoreFailed
 from ts_stateful.store.access import StoreAccess
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreUnavailable
 from ts_stateful.store.ordered_calls import CallQueue, StoreCalls
 

@@ -10,14 +10,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from ts_stateful.config.schema import ConfigError, StoreConfig
 from ts_stateful.store.backends.file import FileStore
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import Store
 
 __all__ = ["open_store", "redacted"]
 
-_KNOWN = (
-    "file:///folder, redis://host:port/db, rediss://host:port/db, s3://bucket/prefix, memory://"
-)
+_KNOWN = "file:///folder, redis://host:port/db, rediss://host:port/db, s3://bucket/prefix"
 _REDIS = ("redis", "rediss")
 
 
@@ -65,8 +62,6 @@ def _open(url: str, options: StoreConfig) -> Store:
             from ts_stateful.store.backends.s3 import S3Store  # noqa: PLC0415 - an extra
 
         return S3Store(url, timeout_s=options.timeout_sec)
-    if parts.scheme == "memory":
-        return MemoryStore()
     raise ConfigError(
         f"handler.store.url: unknown scheme {parts.scheme or 'no'}://; use one of {_KNOWN}"
     )

@@ -17,12 +17,7 @@ from redis import exceptions
 from redis.sentinel import MasterNotFoundError
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.store.backends.redis_servers import (
-    ClusterServers,
-    OneServer,
-    RedisAddress,
-    RedisServers,
-)
+from ts_stateful.store.backends.redis_servers import ClusterServers, OneServer, RedisAddress
 from ts_stateful.store.base import Capacity, StoreUnavailable, check_key
 
 __all__ = ["RedisStore"]
@@ -95,7 +90,9 @@ class RedisStore:
                 f"handler.store.url: prefix {self._prefix!r} may have only A-Z a-z 0-9 - _ . : /"
             )
         kind = ClusterServers if address.is_cluster else OneServer
-        self._servers: RedisServers = kind(address, timeout_s=timeout_s, password=password)
+        self._servers: OneServer | ClusterServers = kind(
+            address, timeout_s=timeout_s, password=password
+        )
         self._has_warned = False
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:

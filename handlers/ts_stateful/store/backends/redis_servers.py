@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
@@ -18,7 +18,7 @@ from redis.sentinel import Sentinel
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.store.base import StoreUnavailable
 
-__all__ = ["ClusterServers", "OneServer", "RedisAddress", "RedisServers"]
+__all__ = ["ClusterServers", "OneServer", "RedisAddress"]
 
 # Steps of a call, each with its own timeout: connecting and the reply, twice, as an idle connection may have died. A client of
 # a cluster also asks another server for the owners of slots.
@@ -69,32 +69,8 @@ class RedisAddress(NamedTuple):
         return cls(rest, prefix, cluster == "1", int(replicas), sentinel)
 
 
-class RedisServers(Protocol):
-    """Connections to one server or to a cluster. Any thread may use them."""
-
-    @property
-    def client(self) -> Any:
-        """The client of redis-py for reads."""
-
-    def write(self, name: str, *command: Any) -> Any:
-        """Run a command that changes the key `name` alone, or others of its slot. Return when the replicas have it.
-
-        Raises:
-            StoreUnavailable: too few replicas have it in time. The server itself has it.
-        """
-
-    def tagged(self, segment: str) -> str:
-        """Return a segment of a key so that all keys that have it are in one slot."""
-
-    def memory(self) -> Sequence[Mapping[str, Any]]:
-        """Return the section `memory` of INFO of each server that takes writes."""
-
-    def close(self) -> None:
-        """Close the connections."""
-
-
 class OneServer:
-    """A server that takes all writes, and its replicas.
+    """A server that takes all writes, and its replicas. Any thread may use it; `client` is for reads.
 
     Raises:
         ConfigError: the URL has another form.
@@ -106,26 +82,30 @@ class OneServer:
         self.client: Any = _client(address.url, step_s, password, address.sentinel)
 
     def write(self, name: str, *command: Any) -> Any:
-        """See `RedisServers`."""
+        """Run a command that changes the key `name` alone, or others of its slot. Return when the replicas have it.
+
+        Raises:
+            StoreUnavailable: too few replicas have it in time. The server itself has it.
+        """
         if not self._replicas:
             return self.client.execute_command(*command)
         return _replicated(self.client, command, self._replicas, self._wait_s)
 
     def tagged(self, segment: str) -> str:
-        """See `RedisServers`."""
+        """Return a segment of a key so that all keys that have it are in one slot."""
         return segment
 
     def memory(self) -> Sequence[Mapping[str, Any]]:
-        """See `RedisServers`."""
+        """Return the section `memory` of INFO of each server that takes writes."""
         return [self.client.info("memory")]
 
     def close(self) -> None:
-        """See `RedisServers`."""
+        """Close the connections."""
         self.client.close()
 
 
 class ClusterServers:
-    """A cluster, which the first call asks for its servers. A segment in braces decides on the slot of a key.
+    """The same for a cluster, which the first call asks for its servers. A segment in braces decides on the slot of a key.
 
     Raises:
         ConfigError: the URL has another form.
@@ -140,7 +120,7 @@ class ClusterServers:
 
     @property
     def client(self) -> Any:
-        """See `RedisServers`."""
+        """See `OneServer`."""
         with self._lock:
             if self._cluster is None:
                 self._cluster = RedisCluster.from_url(
@@ -154,7 +134,7 @@ class ClusterServers:
             return self._cluster
 
     def write(self, name: str, *command: Any) -> Any:
-        """See `RedisServers`."""
+        """See `OneServer`."""
         if not self._address.replicas:
             return self.client.execute_command(*command)
         return self._write(name, command, _TRIES)
@@ -180,16 +160,16 @@ class ClusterServers:
             return _replicated(importer, command, replicas, wait_s, asking=True)
 
     def tagged(self, segment: str) -> str:
-        """See `RedisServers`."""
+        """See `OneServer`."""
         return f"{{{segment}}}"
 
     def memory(self) -> Sequence[Mapping[str, Any]]:
-        """See `RedisServers`."""
+        """See `OneServer`."""
         cluster = self.client
         return [cluster.get_redis_connection(one).info("memory") for one in cluster.get_primaries()]
 
     def close(self) -> None:
-        """See `RedisServers`."""
+        """See `OneServer`."""
         with self._lock:
             if self._cluster is not None:
                 self._cluster.close()

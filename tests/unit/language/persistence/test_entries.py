@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.memory_store import MemoryStore
 from ts_stateful.language.conversation.history import Message
 from ts_stateful.language.persistence.entries import (
     GroupEntry,
@@ -26,7 +27,6 @@ from ts_stateful.protocol.chat import Parsing, Tool
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.session_log.ownership import ClosedEntry
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreCorrupt, check_key
 
 OPENED = OpenedEntry(

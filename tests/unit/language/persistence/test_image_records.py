@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from tests.support.memory_store import MemoryStore
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.persistence.entries import ImageRef, LogEntry, session_logs
 from ts_stateful.language.persistence.image_records import image_tensors, load_image, save_image
 from ts_stateful.protocol.errors import SessionNotFound
 from ts_stateful.session_log.log import SessionLog
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import StoreCorrupt
 
 CPU = torch.device("cpu")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from tests.support.memory_store import MemoryStore
 from tests.support.spilling import LateStore
 from tests.support.tiny import llama
 from tests.support.tiny.latent import glm_moe_dsa
@@ -20,7 +21,6 @@ from ts_stateful.language.persistence.entries import OpenedEntry, session_logs
 from ts_stateful.language.persistence.kv_records import StoredKV, Transcript, _checksum
 from ts_stateful.session_log.log import Known
 from ts_stateful.session_log.ownership import ClosedEntry
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.backends.sealed import SealedStore
 from ts_stateful.store.base import Store
 

@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.asking import ask
 from tests.support.harness import Harness
+from tests.support.memory_store import MemoryStore
 from tests.support.store_engines import FailingStore
 from tests.support.tiny import llama
 from ts_stateful.language.network.load import Model
-from ts_stateful.store.backends.memory import MemoryStore
 
 MAX_CALLS = 10  # of ours, from the end of a turn to the store
 

@@ -10,7 +10,6 @@ import pytest
 from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
 from ts_stateful.config.schema import ConfigError, StoreConfig
 from ts_stateful.store.backends.file import FileStore
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.backends.open import open_store, redacted
 from ts_stateful.store.backends.redis import RedisStore
 from ts_stateful.store.backends.s3 import S3Store
@@ -21,7 +20,6 @@ def test_the_scheme_selects_the_store(tmp_path: Path) -> None:
     """No server is contacted yet."""
     for url, kind in (
         (f"file://{tmp_path}/a%20b", FileStore),
-        ("memory://", MemoryStore),
         ("redis://127.0.0.1:1/0", RedisStore),
         ("rediss://127.0.0.1:1/0", RedisStore),
         ("s3://bucket/prefix?region=eu-central-1", S3Store),
@@ -112,7 +110,7 @@ def test_the_password_of_redis_comes_from_the_environment(monkeypatch: pytest.Mo
     [
         ("redis://127.0.0.1:1/0", "", "TS_TEST_PASSWORD is not set"),
         ("redis://user:secret@127.0.0.1:1/0", "other", "remove one"),
-        ("memory://", "other", "takes no password"),
+        ("file:///x", "other", "takes no password"),
     ],
 )
 def test_a_password_that_cannot_be_used_is_refused(

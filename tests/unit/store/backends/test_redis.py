@@ -114,7 +114,8 @@ def test_a_late_removal_spares_a_later_session(
 ) -> None:
     """Its id began again after the removal had no answer, and another one had it."""
     other = RedisStore(f"{url}?prefix={prefix}", timeout_s=_TIMEOUT_S)
-    other._servers = servers = WritesLate(other._servers)
+    servers: Any = WritesLate(other._servers)
+    other._servers = servers
     for name in ("0", "1") if has_values else ():
         redis_store.create(f"sessions/a/{name}", b"earlier")
     other.delete("sessions/a")

@@ -6,12 +6,12 @@ import base64
 
 import pytest
 
+from tests.support.memory_store import MemoryStore
 from tests.support.store_behaviour import StoreBehaviour
 from tests.unit.language.persistence.test_entries import OPENED
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.language.persistence.entries import session_logs
 from ts_stateful.session_log.log import Known
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.backends.sealed import SealedStore, read_keys
 from ts_stateful.store.base import Store, StoreCorrupt
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.clock import FakeClock
+from tests.support.memory_store import MemoryStore
 from tests.support.store_behaviour import StoreBehaviour
-from ts_stateful.store.backends.memory import MemoryStore
 from ts_stateful.store.base import Store
 
 
