@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import Message, Receive, Scope, Send
 
+from ts_stateful.frontend.parsing.limits import own_name
 from ts_stateful.protocol.errors import InvalidRequest, MediaTooLarge, RequestTimeout, ServerBusy
 
 __all__ = ["BodyReader", "BodyTooLong", "Disconnected", "discard", "leave_unread"]
@@ -98,12 +99,12 @@ class BodyReader:
             form = await parser.parse()
         except MultiPartException as error:
             raise InvalidRequest(f"not a form: {error.message}", field="body") from None
-        pairs: list[tuple[str, Any]] = [
-            (name, await value.read() if isinstance(value, UploadFile) else value)
-            for name, value in form.multi_items()
-        ]
+        parts: dict[str, Any] = {}
+        for name, value in form.multi_items():
+            content = await value.read() if isinstance(value, UploadFile) else value
+            parts[own_name(name, parts)] = content
         await form.close()
-        return _by_name(pairs, max_parts)
+        return _by_name(list(parts.items()), max_parts)
 
     async def _chunks(self, receive: Receive, most: int | None) -> AsyncGenerator[bytes, None]:
         size = 0

@@ -72,11 +72,12 @@ def test_a_form_has_its_parts() -> None:
     assert read(Client(b"data=%7B%7D"), urlencoded) == {"data": b"{}"}
 
 
-def test_parts_of_the_same_name_are_counted() -> None:
-    """Their number is for the limits, which refuse it."""
+def test_parts_of_the_same_name_are_kept_and_counted() -> None:
+    """Browsers send several files of one field so. Of too many, their number is for the limits, which refuse it."""
     kind = (b"content-type", b"multipart/form-data; boundary=x")
     part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
-    assert read(Client(part * 4 + b"--x--\r\n"), kind) == {"a": b"1"}
+    found = read(Client(part * 4 + b"--x--\r\n"), kind)
+    assert found == dict.fromkeys(("a", "a (1)", "a (2)", "a (3)"), b"1")
     assert len(read(Client(part * 5 + b"--x--\r\n"), kind)) == 5
     assert len(read(Client(b""), query=b"a=1&a=2&a=3&a=4&a=5")) == 5
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from ts_stateful.config.limits import LimitsConfig
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.protocol.errors import ContextTooLong, InvalidRequest, ServerBusy
 
-__all__ = ["BodyLimits", "HeldBytes", "Parts", "num_bytes"]
+__all__ = ["BodyLimits", "HeldBytes", "Parts", "num_bytes", "own_name"]
 
 Parts = Mapping[str, bytes | bytearray]
 """The parts of a request by name: of a form, a gRPC message or the URL, or the whole body."""
@@ -161,3 +161,8 @@ class BodyLimits:
 def num_bytes(data: Parts) -> int:
     """Return the bytes of a request's parts."""
     return sum(map(len, data.values()))
+
+
+def own_name(name: str, names: Collection[str]) -> str:
+    """Return a name of its own for the next part of a form: a browser sends all files of a field under one name."""
+    return f"{name} ({len(names)})" if name in names else name

@@ -14,6 +14,7 @@ from typing import Any
 
 from ts.protocol import otf_message_handler as torchserve
 
+from ts_stateful.frontend.parsing.limits import own_name
 from ts_stateful.process.blocks import BlockReader, ConnectionEnded
 
 __all__ = ["BatchReader", "bound_parts"]
@@ -78,6 +79,8 @@ class BatchReader:
                 return [_part(str(number)) for number in range(self._max_parts + 1)]
             name = blocks.take(length).decode("utf-8")
             kind = _field(blocks).decode("utf-8")
+            if kind:  # a parameter of the URL has none
+                name = own_name(name, [part["name"] for part in parts])
             parts.append(_part(name, kind, _field(blocks)))
         return parts
 
