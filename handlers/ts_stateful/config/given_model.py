@@ -58,7 +58,7 @@ def find_given_model(given: str) -> GivenModel:
         raise ConfigError(f"{given} names no class: write {given}:Class")
     if path.is_file():
         raise ConfigError(f"{given} is a file: name a folder, a hub id, or module.py:Class")
-    if is_hub_id(given) and path.suffix != ".mar":  # as of build/chat.mar
+    if is_hub_id(given):
         return GivenModel(given)
     raise ConfigError(
         f"{given or repr(given)}: no such file or folder, and neither a hub id like owner/name nor a class like module.py:Class"
@@ -78,8 +78,8 @@ def resolve_model(name: str, model_dir: Path) -> str:
 
 
 def is_hub_id(name: str) -> bool:
-    """Return True for `owner/name`."""
-    return _HUB_ID.fullmatch(name) is not None
+    """Return True for `owner/name`; build/chat.mar is an archive that is missing."""
+    return _HUB_ID.fullmatch(name) is not None and not name.endswith(".mar")
 
 
 def expand_home(path: str) -> Path:
