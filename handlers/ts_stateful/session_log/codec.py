@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -39,7 +39,7 @@ class _JsonDocument(Struct, frozen=True):
     entry: Raw
 
 
-class Linked(NamedTuple, Generic[EntryT]):
+class Linked(Struct, Generic[EntryT], frozen=True):
     """An entry, and the SHA-256 of the bytes before it in its log: empty at the beginning, None in versions without links."""
 
     entry: EntryT

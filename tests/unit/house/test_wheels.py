@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -50,3 +51,9 @@ def test_the_versions_agree_with_those_of_the_metadata_and_of_the_workflow(
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == versions
     setup = workflow["jobs"]["wheel"]["steps"][1]["with"]["python-version"]
     assert sorted(setup.split()) == versions
+
+
+def test_a_named_tuple_has_no_other_base(repository: Path) -> None:
+    """Python 3.10 refuses `class A(NamedTuple, Generic[T])` at import, and later ones do not."""
+    sources = [path.read_text() for path in (repository / "handlers").rglob("*.py")]
+    assert [found for text in sources for found in re.findall(r"\(NamedTuple, .+\):", text)] == []

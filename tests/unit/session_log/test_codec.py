@@ -15,7 +15,7 @@ from tests.unit.language.persistence.test_entries import ENTRIES, OPENED, turn
 from ts_stateful.language.conversation.history import Message
 from ts_stateful.language.persistence.entries import LogEntry
 from ts_stateful.recurrent.step_records import Answered, StepEntry
-from ts_stateful.session_log.codec import VERSION, Codec
+from ts_stateful.session_log.codec import VERSION, Codec, Linked
 from ts_stateful.session_log.ownership import ClosedEntry
 from ts_stateful.store.base import StoreCorrupt
 
@@ -59,14 +59,14 @@ def test_the_form_at_rest_is_as_it_is_written_down() -> None:
     raw = msgspec.msgpack.encode({"kind": "closed", "at": 3.0})
     assert CODEC.encode(CLOSED) == linked(4, raw, b"")
     assert CODEC.encode(CLOSED, b"d" * 32) == linked(4, raw, b"d" * 32)
-    assert CODEC.decode_linked(CODEC.encode(CLOSED, b"d" * 32)) == (CLOSED, b"d" * 32)
+    assert CODEC.decode_linked(CODEC.encode(CLOSED, b"d" * 32)) == Linked(CLOSED, b"d" * 32)
 
 
 def test_versions_2_and_3_are_read() -> None:
     """Version 2 had no link."""
     raw = msgspec.msgpack.encode({"kind": "closed", "at": 3.0})
-    assert CODEC.decode_linked(at_rest(2, raw)) == (CLOSED, None)
-    assert CODEC.decode_linked(linked(3, raw, b"d" * 32)) == (CLOSED, b"d" * 32)
+    assert CODEC.decode_linked(at_rest(2, raw)) == Linked(CLOSED, None)
+    assert CODEC.decode_linked(linked(3, raw, b"d" * 32)) == Linked(CLOSED, b"d" * 32)
 
 
 @pytest.mark.parametrize("previous", [b"", b"d" * 32])
