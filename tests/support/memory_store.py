@@ -52,7 +52,7 @@ class MemoryStore:
     def delete_keys(self, keys: Sequence[str]) -> None:
         """See `Store`."""
         with self._lock:
-            self._remove([key for key in keys if check_key(key) in self._values])
+            self._remove([key for key in set(keys) if check_key(key) in self._values])
 
     def remove(self, key: str, data: bytes) -> None:
         """See `Store`."""

@@ -104,11 +104,11 @@ class StoreBehaviour:
         assert store.get(key) == b"new"
 
     def test_many_values_are_removed_together(self, store: Store) -> None:
-        """Also of several sessions; those that are missing are none."""
+        """Also of several sessions; those that are missing are none, and one may be named twice."""
         keys = [f"sessions/{name}/{position}" for name in "ab" for position in range(3)]
         for key in [*keys, "sessions/a/10"]:
             store.create(key, b"value")
-        store.delete_keys([*keys[1:], "sessions/c/0", "kv/a/0"])
+        store.delete_keys([*keys[1:], keys[1], "sessions/c/0", "kv/a/0"])
         store.delete_keys([])
         assert store.list("sessions") == [keys[0], "sessions/a/10"]
         assert store.create(keys[1], b"again")

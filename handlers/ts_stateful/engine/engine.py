@@ -108,7 +108,7 @@ class SessionEngine(Generic[StateT]):
         """Return what this engine holds and has done."""
         table, store = self.table, self._store
         counts, host_bytes = table.counts, table.limits.host_bytes
-        capacity = store.room.capacity if store else Capacity()
+        capacity = store.access.capacity if store else Capacity()
         return structs.replace(
             self.kind.stats(),
             sessions_open=table.tally.num_kept,

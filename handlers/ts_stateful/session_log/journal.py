@@ -159,7 +159,9 @@ class Journal(Generic[EntryT]):
                     known, unwritten.entry, write.ttl_s, drops=write.stand_alone
                 )
                 if unwritten and after:
-                    own = _note(position, after, [*unwritten.keys, log.key(known.num_entries)])
+                    position.known, position.doubtful, position.unwritten = after, None, None
+                    own = [*unwritten.keys, log.key(known.num_entries)]
+                    position.keys += own
                 elif not ownership.frees(known):
                     position.is_lost = True
                     return False
@@ -191,10 +193,3 @@ def _next_entry(position: LogPosition, ttl_s: float) -> Written | None:
         del position.unmade[0]
     position.doubtful = Doubtful(position.known, position.unwritten.entry, ttl_s)
     return position.unwritten
-
-
-def _note(position: LogPosition, after: Known, own: list[str]) -> list[str]:
-    """Note that the entry was written, with its own keys; return these."""
-    position.known, position.doubtful, position.unwritten = after, None, None
-    position.keys += own
-    return own

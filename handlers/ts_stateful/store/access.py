@@ -7,15 +7,16 @@ import logging
 import threading
 import time
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ts_stateful.config.schema import StoreConfig
 from ts_stateful.store.backends.open import open_store, redacted
 from ts_stateful.store.base import Capacity, Store, StoreError
 from ts_stateful.store.threads import started_pool
 
-__all__ = ["StoreAccess", "StoreRoom", "store_of"]
+__all__ = ["StoreAccess", "store_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,28 +25,22 @@ _LOOK_S = 15.0
 _LOOKS = 40  # a sweep in 10 minutes
 
 
-class StoreRoom:
-    """The capacity of a store when it was looked at last."""
-
-    def __init__(self) -> None:
-        self.capacity = Capacity()
-
-    def look(self, store: Store) -> None:
-        """Read the capacity. It is unknown of a store that does not answer, or forbids the question."""
-        try:
-            self.capacity = store.capacity()
-        except StoreError as error:
-            self.capacity = Capacity()
-            logger.debug("the capacity of the store is unknown: %s", error)
-
-
-class StoreAccess(NamedTuple):
-    """A store, the policy for its failures, and the threads that call it."""
+@dataclass
+class StoreAccess:
+    """A store, the policy for its failures, the threads that call it, and its capacity when it was looked at last."""
 
     store: Store
     policy: Literal["required", "best_effort"]
     executor: Executor
-    room: StoreRoom = StoreRoom()
+    capacity: Capacity = field(default_factory=Capacity)
+
+    def look(self) -> None:
+        """Read the capacity. It is unknown of a store that does not answer, or forbids the question."""
+        try:
+            self.capacity = self.store.capacity()
+        except StoreError as error:
+            self.capacity = Capacity()
+            logger.debug("the capacity of the store is unknown: %s", error)
 
 
 def store_of(settings: StoreConfig, default: Path) -> StoreAccess | None:
@@ -61,20 +56,19 @@ def store_of(settings: StoreConfig, default: Path) -> StoreAccess | None:
     url = settings.url or default.absolute().as_uri()
     store = open_store(url, settings)
     logger.info("writing sessions to %s", redacted(url))
-    room = StoreRoom()
-    threading.Thread(target=_attend, args=(store, room), name="store-sweep", daemon=True).start()
     if settings.content == "none":
         logger.warning("handler.store.content is none: sessions end with their engine")
-    executor = started_pool(_THREADS, "store")
-    return StoreAccess(store, settings.policy, executor, room)
+    access = StoreAccess(store, settings.policy, started_pool(_THREADS, "store"))
+    threading.Thread(target=_attend, args=(access,), name="store-sweep", daemon=True).start()
+    return access
 
 
-def _attend(store: Store, room: StoreRoom) -> None:
+def _attend(access: StoreAccess) -> None:
     for look in itertools.count():
-        room.look(store)
+        access.look()
         try:
             if look % _LOOKS == 0:
-                store.sweep()
+                access.store.sweep()
         except StoreError as error:
             logger.warning("sweeping the store failed: %s", error)
         time.sleep(_LOOK_S)

@@ -47,8 +47,7 @@ class StoreCalls:
         self._clock = clock
         self.num_failed = 0  # writes
         self.num_calls, self.seconds = 0, 0.0  # that have ended
-        self.store, self.policy, self._executor = access.store, access.policy, access.executor
-        self.room = access.room
+        self.access, self.store, self.policy = access, access.store, access.policy
         self._results = results
         self._failed: deque[Callable[[], Any]] = deque()
         self._is_trying, self._again_at = False, 0.0
@@ -66,7 +65,7 @@ class StoreCalls:
             taken_s = self._clock.monotonic() - began_at
             self._results.put(partial(self._ended, taken_s, then, outcome))
 
-        self._executor.submit(done)
+        self.access.executor.submit(done)
 
     def _ended(self, taken_s: float, then: Callable[[Any], None], outcome: Any) -> None:
         self.num_calls += 1

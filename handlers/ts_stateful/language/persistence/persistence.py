@@ -16,7 +16,7 @@ from ts_stateful.language.encoders.beside import VisionBeside
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.persistence.entries import LogEntry
 from ts_stateful.language.persistence.kv_offload import KvOffload
-from ts_stateful.language.persistence.session_records import RecordSettings, SessionRecords
+from ts_stateful.language.persistence.session_records import SessionRecords
 from ts_stateful.session_log.journal import Done, Journal, LogPosition
 from ts_stateful.sessions.session import Session
 
@@ -169,11 +169,9 @@ def make_persistence(core: EngineCore[Context], model: Model) -> NoPersistence:
     """Return the persistence that the engine's store and configuration ask for."""
     if core.store is None:
         return NoPersistence()
-    handler, frontend = core.config.handler, core.config.frontend
-    settings = RecordSettings(handler.store.content, frontend.idle_s)
-    records = SessionRecords(model, core.store.store, core.shared, settings, core.clock)
+    records = SessionRecords(model, core.store.store, core.shared, core.config, core.clock)
     journal = Journal(core.store, records.logs, whole="session", part="turn")
-    budget_bytes = handler.store.spill_bytes
+    budget_bytes = core.config.handler.store.spill_bytes
     # States that depend on a whole prompt, or on all images of a session, are not those of its first tokens.
     depends = model.forward.layout.per_prompt or isinstance(model.encoder, VisionBeside)
     if not budget_bytes or depends:

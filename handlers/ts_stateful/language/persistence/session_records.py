@@ -6,12 +6,13 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from msgspec import structs
 
 from ts_stateful.clock import Clock
+from ts_stateful.config.schema import Config
 from ts_stateful.language.conversation.context import Context, Past
 from ts_stateful.language.conversation.history import Delta, Turn
 from ts_stateful.language.encoders.encoder import MediaInput
@@ -45,16 +46,9 @@ from ts_stateful.sessions.session import Session
 from ts_stateful.sessions.shared import SharedCache
 from ts_stateful.store.base import Store
 
-__all__ = ["RecordSettings", "SessionRecords"]
+__all__ = ["SessionRecords"]
 
 _Recorded = tuple[Part, list[MediaInput]]
-
-
-class RecordSettings(NamedTuple):
-    """The `content` of a session that is written: all, all but images, or nothing. Unused for `idle_s` seconds, it expires."""
-
-    content: Literal["all", "text", "none"]
-    idle_s: float
 
 
 class SessionRecords:
@@ -65,7 +59,7 @@ class SessionRecords:
         model: Model,
         store: Store,
         shared: SharedCache[MediaInput | Prefix],
-        settings: RecordSettings,
+        config: Config,
         clock: Clock,
     ) -> None:
         self.clock = clock
@@ -73,7 +67,8 @@ class SessionRecords:
         self._model = model
         self._store = store
         self._shared = shared
-        self._content, self._idle_s = settings
+        self._content = config.handler.store.content
+        self._idle_s = config.frontend.idle_s
         self._writer = uuid.uuid4().hex
 
     def keeps(self, session: Session[Context]) -> bool:
