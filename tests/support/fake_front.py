@@ -18,7 +18,7 @@ from ts_stateful.frontend.assemble import Ends, ServedName, body_limits, make_in
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.parsing.headers import HeaderReader
-from ts_stateful.principals.make import make_authenticator
+from ts_stateful.principals.authenticator import make_authenticator
 from ts_stateful.protocol.events import Event, Submit
 from ts_stateful.protocol.profile import Profile
 

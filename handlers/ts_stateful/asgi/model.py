@@ -20,7 +20,7 @@ from ts_stateful.frontend.async_mailbox import AsyncMailbox
 from ts_stateful.frontend.intake import Arrival
 from ts_stateful.frontend.metrics.prometheus import MeasuredModel
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader
-from ts_stateful.principals.make import make_authenticator
+from ts_stateful.principals.authenticator import make_authenticator
 from ts_stateful.process.load_progress import LoadStep
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel, StatsPublisher
 from ts_stateful.process.worker.fork_server import ForkServer

@@ -31,7 +31,7 @@ from ts_stateful.frontend.observation import Observation
 from ts_stateful.frontend.observer import Observer
 from ts_stateful.frontend.parsing.headers import HeaderNames, HeaderReader, check_header_names
 from ts_stateful.frontend.parsing.parts import bound_parts
-from ts_stateful.principals.make import make_authenticator
+from ts_stateful.principals.authenticator import make_authenticator
 from ts_stateful.process.logs import format_worker_log
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel
 from ts_stateful.protocol.profile import Profile
