@@ -8,8 +8,7 @@ import functools
 from PIL import Image
 
 from ts_stateful.config.schema import MediaConfig
-from ts_stateful.media.decode import open_image, to_pixels
-from ts_stateful.media.decode_audio import open_clip, to_samples
+from ts_stateful.media.decode import open_clip, open_image, to_pixels, to_samples
 from ts_stateful.media.decoder.frames import Audible, Samples
 from ts_stateful.media.decoder.pool import DecoderPool, Lease
 from ts_stateful.protocol.errors import MediaInvalid

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from ts_stateful.media.decode import open_image, to_pixels
-from ts_stateful.media.decode_audio import open_clip, to_samples
+from ts_stateful.media.decode import open_clip, open_image, to_pixels, to_samples
 from ts_stateful.media.decoder.frames import (
     AUDIO_FORMATS,
     BYTES_PER_PIXEL,
