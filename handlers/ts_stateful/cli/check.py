@@ -8,11 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ts_stateful.cli.models import find_model
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.check import Finding, check_file, read_document, summary
 from ts_stateful.config.edit import completed
-from ts_stateful.config.given_model import find_given_model
+from ts_stateful.config.given_model import find_given_model, find_model
 from ts_stateful.config.schema import load_config
 
 __all__ = ["check"]

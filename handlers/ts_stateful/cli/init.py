@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ts_stateful.cli.models import find_model
 from ts_stateful.cli.numbers import num_bytes, whole
 from ts_stateful.cli.plan import MAX_SESSIONS
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.control_groups import ControlGroups
-from ts_stateful.config.given_model import expand_home
+from ts_stateful.config.given_model import expand_home, find_model
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.config.sizes import ModelUnknown, TransformerSize
 from ts_stateful.plan import START, Asked, make_plan

@@ -12,12 +12,11 @@ from typing import Any
 
 import yaml
 
-from ts_stateful.cli.models import find_model
 from ts_stateful.cli.numbers import num_bytes, positive, whole
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.adapters import read_adapter
 from ts_stateful.config.check import Finding, read_document
-from ts_stateful.config.given_model import expand_home
+from ts_stateful.config.given_model import expand_home, find_model
 from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.config.sizes import DTYPE_BYTES, StatesSize
 from ts_stateful.plan import Asked, PlanRefused, make_plan

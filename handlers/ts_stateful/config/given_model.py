@@ -8,8 +8,16 @@ from pathlib import Path
 
 from ts_stateful.config.manifest import CONFIG
 from ts_stateful.config.schema import Config, ConfigError
+from ts_stateful.config.sizes import ModelUnknown, TransformerSize, read_transformer
 
-__all__ = ["GivenModel", "expand_home", "find_given_model", "is_hub_id", "resolve_model"]
+__all__ = [
+    "GivenModel",
+    "expand_home",
+    "find_given_model",
+    "find_model",
+    "is_hub_id",
+    "resolve_model",
+]
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _CLASS = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
@@ -63,6 +71,34 @@ def find_given_model(given: str) -> GivenModel:
     raise ConfigError(
         f"{given or repr(given)}: no such file or folder, and neither a hub id like owner/name nor a class like module.py:Class"
     )
+
+
+def find_model(name: str) -> TransformerSize:
+    """Find the sizes of a model by a path or a hub id. Weights are never downloaded.
+
+    Raises:
+        ModelUnknown: there is no such model, or its configuration lacks the sizes.
+    """
+    if Path(name).exists():
+        return read_transformer(Path(name))
+    if not is_hub_id(name):
+        raise ModelUnknown(
+            f"{name} is neither a folder, nor a config.json, nor a hub id (owner/name)"
+        )
+    try:
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415 - installed with the server
+    except ImportError:
+        raise ModelUnknown(
+            f"huggingface_hub is not installed, so {name} cannot be downloaded; download its config.json and give the path"
+        ) from None
+    try:
+        return read_transformer(Path(hf_hub_download(name, "config.json")))
+    except ModelUnknown:
+        raise
+    except (OSError, ValueError) as error:
+        raise ModelUnknown(
+            f"the hub does not return the config.json of {name} ({error}); download it and give its path"
+        ) from None
 
 
 def resolve_model(name: str, model_dir: Path) -> str:
