@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.conversation.turn import Sequence, TurnStatus
 from ts_stateful.language.kv.spans import Rows, Span
 from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.kv.to_host import HostCopy
@@ -93,7 +93,7 @@ class Ahead:
     def _is_valid(self, sequence: Sequence, place: _Place) -> bool:
         kv = sequence.context.kv
         return (
-            sequence.status is Status.RUNNING
+            sequence.status is TurnStatus.RUNNING
             and kv.addresses is place.addresses
             and kv.length == place.start
             and sequence.ids[place.start :] == [self._chosen.values[place.token]]

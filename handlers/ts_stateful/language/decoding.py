@@ -11,7 +11,7 @@ from torch import Tensor
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.ahead import depends_on_token_alone
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.conversation.turn import Sequence, TurnStatus
 from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.grammar.matcher import forbid
 from ts_stateful.language.guesses import Guesses, round_layers
@@ -175,7 +175,7 @@ class Decoding:
 
     def _take(self, sequence: Sequence, chosen: Chosen, place: int) -> bool:
         """Add a token to a reply; return True if the reply goes on, and its draft has the token at this place."""
-        assert sequence.status is Status.RUNNING
+        assert sequence.status is TurnStatus.RUNNING
         try:
             self._add(sequence, chosen)
         except StatefulError as error:
@@ -183,7 +183,7 @@ class Decoding:
         except Exception as error:  # a tokenizer may raise anything; the other rows go on
             self._turns.fail(sequence, turn_defect(error, "taking a token"))
         foreseen = chosen.token in sequence.draft[place : place + 1]
-        goes_on = foreseen and sequence.status is Status.RUNNING
+        goes_on = foreseen and sequence.status is TurnStatus.RUNNING
         if goes_on:
             sequence.context.kv.length += 1
         else:

@@ -10,7 +10,7 @@ from tests.support.harness import Harness, reference_reply
 from tests.support.pictures import noise
 from tests.support.store_engines import FailingStore
 from tests.support.tiny import llama, llava
-from ts_stateful.language.conversation.turn import Status
+from ts_stateful.language.conversation.turn import TurnStatus
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.chat import Chat, Recall, Respond, Said
 from ts_stateful.protocol.requests import Close, Fork, Image, Info, Open, Prompt, Rewind
@@ -50,7 +50,7 @@ def branch(text: str, **fields: Any) -> Respond:
 def run_until_written(harness: Harness) -> None:
     """Runs until the record of a turn of `s` is on its way to the store."""
     session = harness.engine.table.get("s")
-    while session.work[0].status is not Status.COMMITTING:
+    while session.work[0].status is not TurnStatus.COMMITTING:
         harness.hear()
         if harness.engine.busy:
             harness.engine.step()

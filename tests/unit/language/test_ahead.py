@@ -12,7 +12,7 @@ import torch
 from tests.support.harness import Harness
 from tests.support.tiny import llama
 from ts_stateful.language.ahead import Ahead
-from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.conversation.turn import Sequence, TurnStatus
 from ts_stateful.language.kv.to_host import HostCopy
 from ts_stateful.protocol.requests import Prompt
 
@@ -58,7 +58,7 @@ def _move(turn: Sequence) -> None:
 
 
 def _end(turn: Sequence) -> None:
-    turn.status = Status.COMMITTING
+    turn.status = TurnStatus.COMMITTING
 
 
 def _other_token(turn: Sequence) -> None:

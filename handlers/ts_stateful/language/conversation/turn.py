@@ -26,10 +26,10 @@ from ts_stateful.protocol.logprobs import TokenLogprob
 from ts_stateful.protocol.requests import Fork, Open, Prompt, Rewind
 from ts_stateful.sessions.session import Session
 
-__all__ = ["PendingContinue", "Sequence", "Status", "Subscriber"]
+__all__ = ["PendingContinue", "Sequence", "Subscriber", "TurnStatus"]
 
 
-class Status(enum.Enum):
+class TurnStatus(enum.Enum):
     """The stage of a turn."""
 
     LOADING = "loading"  # its images are on their way
@@ -89,7 +89,7 @@ class Sequence:
     creates_session: bool = False  # it opened its session
     ephemeral: bool = False  # its session ends with it
     forked: bool = False  # its session was made for it, from another one
-    status: Status = Status.LOADING
+    status: TurnStatus = TurnStatus.LOADING
     number: int = 0  # of the turn, from when it runs
     subscribers: list[Subscriber] = field(default_factory=list)
     continues: list[PendingContinue] = field(default_factory=list)

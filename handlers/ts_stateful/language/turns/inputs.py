@@ -9,7 +9,7 @@ from functools import partial
 
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.conversation.turn import Sequence, TurnStatus
 from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.encoders.encoder import MediaInput
 from ts_stateful.language.encoders.loader import KnownImages, Loaded, MediaFiles, urls_of
@@ -73,7 +73,7 @@ class TurnInputs:
         return sequence.context.by_url
 
     def _loaded(self, sequence: Sequence, ready: Ready, loaded: Loaded) -> None:
-        if sequence.status is Status.DONE:
+        if sequence.status is TurnStatus.DONE:
             return
         if isinstance(loaded, StatefulError):
             ready(sequence, loaded)
@@ -125,7 +125,7 @@ class TurnInputs:
         return form if calls is None else CallsOrForm(calls, form)
 
     def _compiled(self, sequence: Sequence, ready: Ready, compiled: Compiled) -> None:
-        if sequence.status is Status.DONE:
+        if sequence.status is TurnStatus.DONE:
             return
         if isinstance(compiled, StatefulError):
             ready(sequence, compiled)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.matching import same_states
-from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.conversation.turn import Sequence, TurnStatus
 from ts_stateful.language.kv.prefix import MIN_TOKENS
 from ts_stateful.language.kv.spans import beginning_of
 from ts_stateful.language.scheduler import Scheduler
@@ -17,7 +17,7 @@ from ts_stateful.sessions.table import SessionTable
 __all__ = ["lend_common", "lend_kv", "share_beginning", "unshare"]
 
 # The states are those of the turn's ids, not of the log.
-_COMPUTED = Status.RUNNING, Status.COMMITTING
+_COMPUTED = TurnStatus.RUNNING, TurnStatus.COMMITTING
 
 
 def lend_kv(source: Session[Context], fork: Context, table: SessionTable[Context]) -> None:

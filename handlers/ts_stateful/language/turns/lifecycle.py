@@ -9,7 +9,7 @@ from functools import partial
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.history import Delta, Turn
-from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.conversation.turn import Sequence, TurnStatus
 from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.encoders.loader import MediaFiles
 from ts_stateful.language.grammar.compiler import GrammarCompiler
@@ -75,7 +75,7 @@ class Turns:
         """Roll the turn back: the session stands where its last committed turn left it."""
         session, context = sequence.session, sequence.context
         lend_common(sequence, ends=True)
-        if sequence.status in (Status.RUNNING, Status.COMMITTING):
+        if sequence.status in (TurnStatus.RUNNING, TurnStatus.COMMITTING):
             # Lent states may be of ids that are not in the log.
             context.kv.truncate(min(sequence.keep, self.implicit.valid(sequence)))
             context.failed = (sequence.number, error)
@@ -104,7 +104,7 @@ class Turns:
             return
         if turn is None:
             sequence.context.open(sequence.ids)
-        sequence.status = Status.COMMITTING
+        sequence.status = TurnStatus.COMMITTING
         self._persistence.committed(sequence, turn, partial(self._recorded, sequence, turn))
 
     def cancel(self, session: Session[Context], request_id: str) -> bool:
@@ -114,13 +114,13 @@ class Turns:
             return False
         self.waiters.wait_for_end(running, request_id)
         running.cancelled = True
-        if running.status is Status.RUNNING:
+        if running.status is TurnStatus.RUNNING:
             self.finish(running, "cancelled")
         return True
 
     def stop(self, session: Session[Context], follower: Submit) -> bool:
         """End all turns of a session. If one has to be written first, return False; `follower` is admitted after that."""
-        if session.work and session.work[0].status is Status.COMMITTING:
+        if session.work and session.work[0].status is TurnStatus.COMMITTING:
             session.work[0].followers.append(follower)
             return False
         error = SessionClosed("the session was closed")
@@ -128,7 +128,7 @@ class Turns:
             self.fail(waiting, error)
         if session.work:
             running: Sequence = session.work[0]
-            if isinstance(running.command, Prompt) and running.status is Status.RUNNING:
+            if isinstance(running.command, Prompt) and running.status is TurnStatus.RUNNING:
                 running.followers.append(follower)
                 self.finish(running, "cancelled")
                 return False
@@ -140,9 +140,10 @@ class Turns:
         """Roll back turns that no client came back for, and drop what no request has continued."""
         self.implicit.expire()
         for sequence in self.waiters.tick():
-            if sequence.ephemeral and sequence.status is Status.RUNNING:
+            if sequence.ephemeral and sequence.status is TurnStatus.RUNNING:
                 self.finish(sequence, "cancelled")  # its client may send what it has of the reply
-            elif sequence.status not in (Status.COMMITTING, Status.DONE):  # failed with another one
+            elif sequence.status not in (TurnStatus.COMMITTING, TurnStatus.DONE):
+                # One that is done failed with another one.
                 gone = TurnGap("the turn was rolled back: its client was gone for too long")
                 self.fail(sequence, gone)
 
@@ -155,7 +156,7 @@ class Turns:
     ) -> None:
         """Write something that is no turn; what comes next in the session waits until it is `done`."""
         now = self._core.clock.monotonic()
-        sequence = Sequence(session, command, now, status=Status.COMMITTING)
+        sequence = Sequence(session, command, now, status=TurnStatus.COMMITTING)
         session.work.append(sequence)
         write(partial(self._written, sequence, done))
 
@@ -187,7 +188,7 @@ class Turns:
 
     def _forget(self, session: Session[Context], error: StatefulError) -> None:
         for other in list(session.work):
-            other.status = Status.DONE
+            other.status = TurnStatus.DONE
             self.waiters.failed(other, error)
         session.work.clear()
         self._core.table.forget(session)
@@ -247,7 +248,7 @@ class Turns:
         if error is not None:
             self.fail(sequence, error)
             return
-        sequence.status = Status.WAITING
+        sequence.status = TurnStatus.WAITING
         self._advance(sequence)
 
     def _recalled(self, session: Session[Context]) -> None:
@@ -257,7 +258,7 @@ class Turns:
 
     def _advance(self, sequence: Sequence) -> None:
         """Start the turn if it is the next of its session and has what it needs."""
-        is_next = sequence.status is Status.WAITING and sequence.session.work[0] is sequence
+        is_next = sequence.status is TurnStatus.WAITING and sequence.session.work[0] is sequence
         if not is_next or sequence.context.incoming:
             return
         sequence.started_at = self._core.clock.monotonic()
@@ -271,7 +272,7 @@ class Turns:
     def _start(self, sequence: Sequence) -> None:
         self._preparation.prepare(sequence)
         self._core.quotas.spend(sequence.session.owner, sequence.num_new)
-        sequence.status = Status.RUNNING
+        sequence.status = TurnStatus.RUNNING
         stopped = resume_reply(sequence, self._model.eos_ids)
         self.waiters.started(sequence)
         if sequence.cancelled:
@@ -285,7 +286,7 @@ class Turns:
             self.scheduler.add(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        sequence.status = Status.DONE
+        sequence.status = TurnStatus.DONE
         self._core.table.touch(sequence.session)  # the idle time begins when the work ends
         work = sequence.session.work
         was_first = work[0] is sequence

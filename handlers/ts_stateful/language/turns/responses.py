@@ -9,7 +9,7 @@ from functools import partial
 
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.history import Message, Turn
-from ts_stateful.language.conversation.turn import Sequence, Status
+from ts_stateful.language.conversation.turn import Sequence, TurnStatus
 from ts_stateful.language.persistence.persistence import NoPersistence
 from ts_stateful.language.text.chat_template import ChatText
 from ts_stateful.language.turns.branches import Branches
@@ -96,7 +96,7 @@ class ResponseTurns:
             return
         self._waiters.subscribe(sequence, message)
         sequence.cancelled |= command.cancels
-        if command.cancels and sequence.status is Status.RUNNING:
+        if command.cancels and sequence.status is TurnStatus.RUNNING:
             self._turns.finish(sequence, "cancelled")
 
     def discard(self, request_id: str, session: Session[Context], command: Discard) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from ts_stateful.language.conversation.history import Turn
-from ts_stateful.language.conversation.turn import PendingContinue, Sequence, Status, Subscriber
+from ts_stateful.language.conversation.turn import PendingContinue, Sequence, Subscriber, TurnStatus
 from ts_stateful.language.turns.outbox import TurnOutbox
 from ts_stateful.protocol.answers import Cancelled
 from ts_stateful.protocol.defects import defect
@@ -36,7 +36,7 @@ class Waiters:
         sequence.subscribers.append(subscriber)
         sequence.orphaned_at = None
         self._unfinished.add(sequence)
-        if sequence.status is Status.RUNNING and isinstance(sequence.command, Prompt):
+        if sequence.status is TurnStatus.RUNNING and isinstance(sequence.command, Prompt):
             self._accept(sequence, subscriber)
             self._outbox.progress(sequence)
 
