@@ -30,7 +30,7 @@ from ts_stateful.asgi.open_inference.rpc import add_inference_service
 from ts_stateful.asgi.routes import make_app, make_management_app, make_metrics_app
 from ts_stateful.asgi.rpc.health import add_grpc_services
 from ts_stateful.asgi.rpc.torchserve import InferenceService
-from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings, Tls
+from ts_stateful.asgi.settings import ADMIN_TOKEN, FrontSettings
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
 from ts_stateful.frontend.metrics.prometheus import EngineMetrics
@@ -179,16 +179,14 @@ def _make_rpc(models: Models, settings: FrontSettings) -> Any:
 def _open_port(rpc: Any, settings: FrontSettings) -> None:
     """Raises `RuntimeError` if the port has been taken since the supervisor looked."""
     address = f"{in_url(settings.host)}:{settings.grpc_port}"
-    if settings.tls is None:
+    tls = settings.tls
+    if tls is None:
         rpc.add_insecure_port(address)
-    else:
-        rpc.add_secure_port(address, _credentials(settings.tls))
-
-
-def _credentials(tls: Tls) -> Any:
+        return
     trusted = Path(tls.client_ca).read_bytes() if tls.client_ca is not None else None
     pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
-    return grpc.ssl_server_credentials([pair], trusted, require_client_auth=trusted is not None)
+    asks = trusted is not None
+    rpc.add_secure_port(address, grpc.ssl_server_credentials([pair], trusted, asks))
 
 
 if __name__ == "__main__":

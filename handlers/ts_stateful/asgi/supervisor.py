@@ -80,11 +80,10 @@ class AsgiServer(LocalServer):
         return urls
 
     def start(self) -> None:
-        """Start the server and return when all models answer.
+        """See `LocalServer`.
 
         Raises:
             ConfigError: a model or its configuration cannot be read, or the port of administration has no token.
-            ServerFailed: a port is in use, a model does not load, or it took longer than `start_timeout_s`.
         """
         assert self._thread is None, "started twice"
         home = self.make_home()
@@ -99,7 +98,7 @@ class AsgiServer(LocalServer):
             raise
 
     def wait(self) -> None:
-        """Block until the server ends by itself; interrupt it with KeyboardInterrupt."""
+        """See `LocalServer`."""
         # In steps: the kernel may give the signal to another thread (in a paused container), which does not wake this one.
         while not self._ended.wait(_PAUSE_S):
             pass
