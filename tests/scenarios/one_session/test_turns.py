@@ -219,7 +219,9 @@ def test_a_stop_string_ends_the_reply_before_it(harness: Harness) -> None:
 
 def test_a_stop_string_before_half_a_character_ends_the_reply(harness: Harness) -> None:
     """Also where it is found with the end of the reply alone."""
-    token = harness.model.tokenizer("äö").input_ids[0]  # the first character, and a half of the other
+    token = harness.model.tokenizer("äö").input_ids[
+        0
+    ]  # the first character, and a half of the other
     settings = {"logit_bias": {token: 100.0}, "max_new_tokens": 1}
     assert harness.prompt("s", "Hello", **settings)["text"] == "ä\ufffd"
     answer = harness.prompt("s", "Hello", stop="ä", **settings)

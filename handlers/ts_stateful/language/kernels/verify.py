@@ -28,8 +28,9 @@ _STEPS: Final[tuple[tuple[slice, Sequence[int]], ...]] = (
 )
 _EMBEDDED_STEPS: Final = ((slice(2), (1, 70)), (slice(1), (1,)))
 _FARTHEST: Final = 4096  # tokens: a longer window would take too much memory
-# Of the largest number. Stock code rounds to bfloat16 between operators, which alone differs from float32 by some 3 percent.
-_TOLERANCE: Final = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
+# Of the largest number, and of the mean. Stock code rounds to bfloat16 between operators, which alone differs from float32 by
+# some 2 percent, and by up to 12 at single tokens of a trained model.
+_TOLERANCE: Final = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (0.3, 0.05)}
 
 
 def verify_steps(
@@ -116,6 +117,10 @@ def _rows(
 
 
 def _apart(found: Tensor, expected: Tensor) -> str:
-    largest, apart = float(expected.abs().max()), float((found - expected).abs().max())
-    is_same = apart <= _TOLERANCE[expected.dtype] * largest
-    return "" if is_same else f"{apart:.2g} of {largest:.2g}"
+    size, distance = expected.float().abs(), (found.float() - expected.float()).abs()
+    kinds: tuple[Callable[[Tensor], Tensor], ...] = (torch.max, torch.mean)
+    for kind, tolerance in zip(kinds, _TOLERANCE[expected.dtype], strict=True):
+        apart, whole = float(kind(distance)), float(kind(size))
+        if not apart <= tolerance * whole:  # also NaN
+            return f"{apart:.2g} of {whole:.2g}"
+    return ""

@@ -65,6 +65,20 @@ def test_logits_that_differ_are_found() -> None:
     assert verify_steps(step, lambda _: None, LAYOUT, [None, None], 100)
 
 
+def test_bfloat16_differs_by_little_on_average() -> None:
+    """Single numbers of trained models are rounded by more than the average shows."""
+
+    def rounded(rows: Rows) -> Tensor:
+        return step(rows).bfloat16()
+
+    def scaled(rows: Rows, scale: float) -> Tensor:
+        return other(rows).bfloat16() * scale
+
+    windows = [None, None]
+    assert not verify_steps(rounded, lambda rows: scaled(rows, 1.03), LAYOUT, windows, 100)
+    assert "logits" in verify_steps(rounded, lambda rows: scaled(rows, 1.08), LAYOUT, windows, 100)
+
+
 def test_states_in_other_places_are_found() -> None:
     """Even if no step has read them yet."""
 
