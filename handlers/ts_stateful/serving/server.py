@@ -155,7 +155,7 @@ class LocalServer(ABC):
     def failure(self, what: str, reason: str = "") -> ServerFailed:
         """Return the error of a server that does not start: the reason in a line, and where its logs stay.
 
-        An engine writes its reason into a file. Without any, the error has `what` failed, and the end of the log.
+        A front and an engine write theirs into files. Without any, the error has `what` failed, and the end of the log.
         """
         assert self._home is not None
         self._log.status("")
@@ -163,9 +163,10 @@ class LocalServer(ABC):
         logs = keep_logs(self._home, folder)
         with contextlib.suppress(OSError):  # the disk may be full, which may be the reason
             (logs / "server.log").write_text(str(self._log), encoding="utf-8")
-        for path in engine_files(self._home, "reason"):
+        for path in [*self._home.glob("*.reason"), *engine_files(self._home, "reason")]:
             with contextlib.suppress(OSError):
                 reason = path.read_text(encoding="utf-8")
+                break
         if reason:
             return ServerFailed(f"{reason.rstrip('.')}; the logs are in {logs}")
         return ServerFailed(f"{what}; the logs, in {logs}, end with:\n{self.log_tail()}")

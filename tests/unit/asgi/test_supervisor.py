@@ -164,6 +164,15 @@ def test_a_front_whose_port_was_taken_exits(counter: Path) -> None:
     server.taker.close()
 
 
+def test_the_reason_of_a_front_is_all_that_is_printed(counter: Path) -> None:
+    """It writes it into a file, as an engine does."""
+    with (counter / "model-config.yaml").open("a") as file:
+        file.write("  auth: {mode: jwt, issuer: i, audience: a, jwks: missing.json}\n")
+    server = AsgiServer(AsgiServerSettings((str(counter),), ports=free_ports()))
+    with pytest.raises(ServerFailed, match=r"^model-config.*'missing.json' has no usable key"):
+        server.start()
+
+
 @pytest.mark.parametrize(
     ("host", "name"), [("::1", "[::1]"), ("::", "127.0.0.1"), ("localhost", "localhost")]
 )
