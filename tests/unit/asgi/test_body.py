@@ -78,6 +78,8 @@ def test_parts_of_the_same_name_are_kept_and_counted() -> None:
     part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
     found = read(Client(part * 4 + b"--x--\r\n"), kind)
     assert found == dict.fromkeys(("a", "a (1)", "a (2)", "a (3)"), b"1")
+    named = part.replace(b'"a"', b'"a (2)"')
+    assert len(read(Client(named + part * 2 + b"--x--\r\n"), kind)) == 3
     assert len(read(Client(part * 5 + b"--x--\r\n"), kind)) == 5
     assert len(read(Client(b""), query=b"a=1&a=2&a=3&a=4&a=5")) == 5
 

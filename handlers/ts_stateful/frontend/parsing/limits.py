@@ -165,4 +165,6 @@ def num_bytes(data: Parts) -> int:
 
 def own_name(name: str, names: Collection[str]) -> str:
     """Return a name of its own for the next part of a form: a browser sends all files of a field under one name."""
-    return f"{name} ({len(names)})" if name in names else name
+    while name in names:
+        name = f"{name} ({len(names)})"
+    return name

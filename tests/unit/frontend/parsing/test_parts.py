@@ -83,9 +83,8 @@ def test_no_request_is_lost_after_one_with_too_many_parts(batch: list[Any]) -> N
             assert [each["value"] for each in one["parameters"]] == [value for _, value in parts]
             names = [each["name"] for each in one["parameters"]]
             assert all(map(str.startswith, names, (name for name, _ in parts)))
-            assert len({*names}) == len(
-                names
-            )  # also of files that have the same one: TorchServe would keep the last
+            # Also of files that have the same one: TorchServe would keep the last.
+            assert len({*names}) == len(names)
         else:
             assert len({each["name"] for each in one["parameters"]}) == MAX_PARTS + 1
 
