@@ -134,7 +134,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if num_bytes > _MAX_HEADER_BYTES:
             raise ValueError("the headers are too long")
-        if self.parser.should_upgrade() and self._get_upgrade() not in (None, b"websocket"):
+        proposed = dict(self.headers).get(b"upgrade", b"websocket").lower()
+        if self.parser.should_upgrade() and proposed != b"websocket":
             version = self.parser.get_http_version().encode()
             lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
             lines += [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]

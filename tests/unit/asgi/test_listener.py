@@ -110,10 +110,14 @@ def test_a_stream_has_chunks_where_the_client_reads_them(request_head: bytes, bo
     assert (b"chunked" in head) == (b"HTTP/1.1" in request_head)
 
 
+@pytest.mark.parametrize(
+    "connection",
+    [b"Connection: Upgrade, HTTP2-Settings", b"Connection: Upgrade\r\nConnection: HTTP2-Settings"],
+)
 @pytest.mark.parametrize("num_bytes", [1, 50, 10_000])
-def test_a_proposal_of_http2_is_ignored(num_bytes: int) -> None:
+def test_a_proposal_of_http2_is_ignored(connection: bytes, num_bytes: int) -> None:
     """Java's client makes one with each request, and sends the body at once."""
-    head = b"POST / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+    head = b"POST / HTTP/1.1\r\n" + connection + b"\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
     sent = (head + b"Content-Length: 3\r\n\r\nabc") * 2
     sent += b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
     parts = [sent[at : at + num_bytes] for at in range(0, len(sent), num_bytes)]
