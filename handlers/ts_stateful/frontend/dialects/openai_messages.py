@@ -143,5 +143,6 @@ def _said(
     if (role == "tool") != (message.tool_call_id is not None):
         raise InvalidRequest("a message of role `tool` has it, and no other", field=place)
     if role == "tool" and message.tool_call_id not in called:
-        raise InvalidRequest("no message before it has a call of this id", field=place)
+        problem = "no message before it has a call of this id; send the call too, or leave out both"
+        raise InvalidRequest(problem, field=place)
     return Said(role, parts, calls_of(message), message.tool_call_id, message.reasoning_content)
