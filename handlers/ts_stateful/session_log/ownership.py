@@ -152,7 +152,10 @@ class Ownership(Generic[EntryT]):
             except StoreUnavailable as error:
                 if not error.is_full:
                     raise
-                store.delete(self.log.prefix)  # a full store can be emptied
+                # A full store can be emptied. The keys are free then: another sequence of the id may use them.
+                for prefix in (self.adopted, self.log.prefix):
+                    store.delete(prefix)
+                return
         store.delete(self.adopted)
         store.delete_keys(keys)
 

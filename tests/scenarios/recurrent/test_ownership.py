@@ -22,6 +22,7 @@ from tests.support.sums import (
 )
 from ts_stateful.protocol.requests import Close, Fork, Info, Open
 from ts_stateful.recurrent.step_records import scope_of
+from ts_stateful.store.base import StoreUnavailable
 
 
 @pytest.fixture
@@ -206,6 +207,29 @@ def test_an_engine_that_dies_while_a_sequence_expires_leaves_none(
     assert code(after.ask(add(1), creates_session=False)) == "session_not_found"
     assert [total(after.ask(add(1))) for _ in range(4)] == [1, 2, 3, 4]
     assert total(start(every).ask(add(1))) == 5
+
+
+def test_a_sequence_that_begins_while_a_full_store_is_emptied_stays() -> None:
+    """There is no room for the end of the one before it, whose positions are used again."""
+    totals = []
+
+    class Full(MortalStore):
+        def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
+            if b"closed" in data:
+                raise StoreUnavailable("the store is full", "free some space", is_full=True)
+            return super().create(key, data, ttl_s)
+
+        def delete(self, prefix: str) -> None:
+            super().delete(prefix)
+            if prefix == "states-model/a":
+                totals.append(total(second.ask(add(5))))
+
+    start = starter(Full())
+    first, second = start(every=3), start(every=3)
+    assert total(first.ask(add(1))) == 1
+    assert first.ask(Close(session_id="a"))["closed"]
+    assert totals == [5]
+    assert total(start(every=3).ask(add(1))) == 6
 
 
 def test_a_sequence_that_was_begun_in_two_places_is_one_of_them(start: Start) -> None:
