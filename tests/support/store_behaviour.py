@@ -106,11 +106,12 @@ class StoreBehaviour:
     def test_many_values_are_removed_together(self, store: Store) -> None:
         """Also of several sessions; those that are missing are none, and one may be named twice."""
         keys = [f"sessions/{name}/{position}" for name in "ab" for position in range(3)]
-        for key in [*keys, "sessions/a/10"]:
+        for key in [*keys, "sessions/a/10", "blobs/b"]:
             store.create(key, b"value")
-        store.delete_keys([*keys[1:], keys[1], "sessions/c/0", "kv/a/0"])
+        store.delete_keys([*keys[1:], keys[1], "sessions/c/0", "kv/a/0", "blobs/b"])
         store.delete_keys([])
         assert store.list("sessions") == [keys[0], "sessions/a/10"]
+        assert store.get("blobs/b") is None
         assert store.create(keys[1], b"again")
 
     def test_a_key_can_be_a_prefix_of_others(self, store: Store) -> None:
@@ -131,6 +132,7 @@ class StoreBehaviour:
             lambda: store.get_many([key]),
             lambda: store.list(key),
             lambda: store.delete(key),
+            lambda: store.delete_keys([key]),
             lambda: store.remove(key, b"x"),
         ):
             with pytest.raises(ValueError, match="not a key of the store"):

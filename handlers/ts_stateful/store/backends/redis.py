@@ -157,7 +157,8 @@ class RedisStore:
             fields.setdefault(name, []).append(field)
         with _reported():
             for name, of_name in fields.items():
-                self._servers.write(name, "HDEL", name, *of_name)
+                command = ("HDEL", name, *of_name) if all(of_name) else ("UNLINK", name)
+                self._servers.write(name, *command)
 
     def remove(self, key: str, data: bytes) -> None:
         """See `Store`."""
