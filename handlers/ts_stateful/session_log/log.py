@@ -172,16 +172,15 @@ class SessionLog(Generic[EntryT]):
         """
         *before, late = values
         if run.start and alone is None:
-            first = self.look(
-                self.key(0)
-            )  # after the others were read: no earlier session than theirs
+            # It is read after the others, so it is of the last one's session or of a later one. Without a hole, the first one
+            # may be the wrong one: a late write in place of the session's own.
+            first = self.look(self.key(0))
             sessions = {self.codec.decode(data).opened_by for data in (first, late) if data}
             if len(sessions - {""}) < 2:
                 return False
         else:
-            are_linked = all(
-                self.codec.decode_linked(one).previous is not None for one in values[-2:]
-            )
+            ends = map(self.codec.decode_linked, values[-2:])
+            are_linked = all(linked.previous is not None for linked in ends)
             if not (before and are_linked) or self._whole(run.start, before, alone) is None:
                 return False
             if self.last(Known(run.stop - 1, _digest(before[-1]))) is None:  # another one by now
