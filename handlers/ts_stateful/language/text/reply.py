@@ -86,16 +86,19 @@ class ReplyText:
     def _grow(self, piece: str) -> None:
         searched = max(0, len(self._decoded) - max(map(len, self._stop), default=0))
         self._decoded += piece
-        starts = ((self._decoded.find(stop, searched), len(stop)) for stop in self._stop)
-        found = min((place for place in starts if place[0] >= 0), default=None)
-        self.stopped = found is not None
-        if found is None:
-            self._shown = len(self._decoded) - self._held_back()
+        starts = [(self._decoded.find(stop, searched), len(stop)) for stop in self._stop]
+        found = [place for place in starts if place[0] >= 0]
+        if found:
+            start, length = min(found)
+            self._shown = start + length * self._includes_stop
+            self.stopped = True
         else:
-            self._shown = found[0] + found[1] * self._includes_stop
+            self._shown = len(self._decoded) - self._held_back()
 
     def _held_back(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""
-        stops = () if self._includes_stop else self._stop
-        starts = (stop[:length] for stop in stops for length in range(1, len(stop)))
-        return max((len(start) for start in starts if self._decoded.endswith(start)), default=0)
+        longest = 0
+        for stop in () if self._includes_stop else self._stop:
+            lengths = range(min(len(stop) - 1, len(self._decoded)), longest, -1)
+            longest = next((n for n in lengths if self._decoded.endswith(stop[:n])), longest)
+        return longest
