@@ -23,6 +23,7 @@ from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compact_weights import find_compact
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
+from ts_stateful.language.kernels.cpu.huge_pages import use_huge_pages
 from ts_stateful.language.kernels.cpu.packed_linear import can_pack, pack, pack_towers
 from ts_stateful.language.kernels.gpu.cuda_graphs import CudaCapturer
 from ts_stateful.language.kernels.samples import prompt_seconds
@@ -160,6 +161,7 @@ def accelerate(model: Model, settings: HandlerConfig) -> None:
     is_split = settings.tensor_parallel > 1
     if settings.pack_linears and not is_split:
         _replace_linears(model.network, model.device, compact=settings.compact_weights)
+    use_huge_pages(model.network.parameters())
     if settings.fused_layers and model.forward.flat and not is_split:
         _fuse(model)
     kernels = settings.attention_kernels and model.forward.flat and _use_kernels(model, settings)

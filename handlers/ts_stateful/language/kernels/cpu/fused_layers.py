@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
+from ts_stateful.language.kernels.cpu.huge_pages import use_huge_pages
 from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts, NormFacts
 from ts_stateful.language.kernels.cpu.library import (
     StepFacts,
@@ -122,6 +123,7 @@ class FusedLayers:
             *(facts.rounded(self._decoder.weights) for facts in self._layers), strict=True
         )
         other._layers, other._rounded = layers(*facts), list(itertools.chain(*kept))
+        use_huge_pages(rounded.numbers for rounded in other._rounded)
         other._functions = functions_for(self._library, torch.float32, torch.int8)
         other._step, other._scratch, other.cuts_steps = StepFacts(), torch.empty(0), True
         return other

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
+from ts_stateful.language.kernels.cpu.huge_pages import use_huge_pages
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for
 from ts_stateful.language.kernels.cpu.rounded import Rounded, row_blocks
 
@@ -47,6 +48,7 @@ class Shortlist:
         self._find = functions_for(library, dtype, linear.weight.dtype).find_highest
         self._linear, self._dtype = linear, dtype
         self._rounded = Rounded.of(linear.weight)
+        use_huge_pages([self._rounded.numbers])
         self._errors = _bounds(linear.weight, self._rounded)
         self._facts = _ShortlistFacts(
             LinearFacts.of(linear.weight, linear.bias),

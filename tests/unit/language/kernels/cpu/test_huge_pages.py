@@ -1,0 +1,78 @@
+"""Weights are moved into huge pages where they are, if Linux can."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+
+from ts_stateful.language.kernels.cpu import huge_pages
+from ts_stateful.language.kernels.cpu.huge_pages import use_huge_pages
+
+_SIZE = 1 << 21
+
+
+def huge_kilobytes() -> int:
+    """Return the kilobytes of this process that are in huge pages."""
+    lines = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages:"))
+
+
+def collapses() -> bool:
+    """Return True if this Linux moves memory into huge pages at once."""
+    probe = mmap.mmap(-1, 2 * _SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    probe.write(bytes(2 * _SIZE))
+    try:
+        probe.madvise(25)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not collapses(), reason="Linux has no MADV_COLLAPSE, or no huge pages")
+def test_weights_are_moved_and_stay_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    """Their addresses too: kernels hold them."""
+    weights = [torch.full((1024, 1024), float(i)) for i in range(8)]
+    where = [weight.data_ptr() for weight in weights]
+    before = huge_kilobytes()
+    with caplog.at_level(logging.INFO):
+        use_huge_pages(weights)
+    assert huge_kilobytes() >= before + 16 * 1024
+    assert "MB of weights are in huge pages" in caplog.text
+    assert [weight.data_ptr() for weight in weights] == where
+    assert all(bool((weight == i).all()) for i, weight in enumerate(weights))
+
+
+def test_few_weights_stay(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of a small model are in a processor's caches."""
+    with caplog.at_level(logging.INFO):
+        use_huge_pages([torch.zeros(1024, 1024)])
+    assert not caplog.records
+
+
+def test_other_tensors_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Packed weights have no address, those of a device are not here."""
+    packed = torch.zeros(4096, 1024).to_mkldnn()
+    with caplog.at_level(logging.INFO):
+        use_huge_pages([packed, torch.zeros(4096, 1024, device="meta")])
+    assert not caplog.records
+
+
+def test_a_system_without_huge_pages_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is moved."""
+    monkeypatch.setattr(huge_pages, "_SIZE", tmp_path / "missing")
+    with caplog.at_level(logging.INFO):
+        use_huge_pages([torch.zeros(4096, 1024)])
+    assert not caplog.records
+
+
+def test_ranges_are_whole_pages_in_one_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans that are near share a range; a page that reaches beyond its mapping stays."""
+    monkeypatch.setattr(huge_pages, "_mappings", lambda: [(50, 395), (400, 1000)])
+    spans = [(10, 20), (110, 250), (260, 390), (401, 402), (905, 999)]
+    assert list(huge_pages._ranges(spans, 100)) == [(100, 300), (400, 500), (900, 1000)]
