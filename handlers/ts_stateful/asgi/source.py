@@ -20,6 +20,7 @@ from ts_stateful.process.private import make_private
 
 __all__ = ["ModelSource", "open_source", "open_sources"]
 
+_ARCHIVES = {".mar", ".zip"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -68,7 +69,7 @@ def open_source(
         ConfigError: it is no model, or its configuration cannot be read.
     """
     path = expand_home(given)
-    if path.is_file() and path.suffix != ".py":
+    if path.is_file() and (path.suffix in _ARCHIVES or zipfile.is_zipfile(path)):
         return _archive(_unpacked(path, folder), name, config)
     if (path / MANIFEST).is_file():
         return _archive(path.resolve(), name, config)

@@ -65,7 +65,9 @@ def find_given_model(given: str) -> GivenModel:
     if path.suffix == ".py":
         raise ConfigError(f"{given} names no class: write {given}:Class")
     if path.is_file():
-        raise ConfigError(f"{given} is a file: name a folder, a hub id, or module.py:Class")
+        raise ConfigError(
+            f"{given} is a file: name a folder with config.json and safetensors, a hub id, or module.py:Class"
+        )
     if is_hub_id(given):
         return GivenModel(given)
     raise ConfigError(

@@ -98,7 +98,8 @@ def test_a_class_is_served_from_its_file(tmp_path: Path) -> None:
         ("build/missing.mar", "no such file or folder"),
         ("owner/a/b", "no such file or folder"),
         ("", "'': no such file or folder"),
-        ("{folder}/text", "cannot be unpacked"),
+        ("{folder}/broken.mar", "cannot be unpacked"),
+        ("{folder}/model.gguf", "is a file: name a folder with config.json and safetensors"),
         ("{folder}/sum.py", "names no class: write .*/sum.py:Class"),
         ("{folder}/other.zip", "not an archive of torch-model-archiver"),
         ("{folder}/empty", "has neither model-config.yaml nor"),
@@ -106,7 +107,7 @@ def test_a_class_is_served_from_its_file(tmp_path: Path) -> None:
 )
 def test_what_is_no_model_is_refused(given: str, problem: str, tmp_path: Path) -> None:
     """With what would be one."""
-    for name in ("text", "sum.py"):
+    for name in ("broken.mar", "model.gguf", "sum.py"):
         (tmp_path / name).write_text("text")
     (tmp_path / "empty").mkdir()
     archive(tmp_path / "other.zip", {"a": "b"})
