@@ -8,23 +8,34 @@ from typing import Final
 import torch
 from torch import nn
 
+from ts_stateful.language.kernels.cpu.huge_pages import own_memory
+
 __all__ = ["align_weights"]
 
 _LINE: Final = 64  # bytes of a cache line, and of the widest vector
 
 
 def align_weights(network: nn.Module) -> int:
-    """Copy the weights on a CPU that begin inside a cache line to where one begins; return the number of bytes copied.
+    """Copy the weights on a CPU that are in a file, or begin inside a cache line; return the number of bytes copied.
 
-    Weights of a checkpoint are its file, mapped into memory, at addresses that are multiples of 8. Of those, each vector of
-    64 bytes lies in two lines. Ties stay, and so do quantised weights. The file is unmapped with its last weight.
+    Weights of a checkpoint are its file, mapped into memory, mostly at addresses that are multiples of 8. Of those, each vector
+    of 64 bytes lies in two lines, and a file cannot be in huge pages. Ties stay, and so do quantised weights. The file is
+    unmapped with its last weight.
     """
+    try:
+        own = list(own_memory())
+    except OSError:
+        own = []
     copied = 0
     for tensor in chain(network.parameters(), network.buffers()):
-        if _is_plain(tensor) and tensor.data_ptr() % _LINE:
+        if _is_plain(tensor) and (tensor.data_ptr() % _LINE or _is_in_file(tensor, own)):
             tensor.data = tensor.data.clone()  # torch's allocator aligns
             copied += tensor.nbytes
     return copied
+
+
+def _is_in_file(tensor: torch.Tensor, own: list[tuple[int, int]]) -> bool:
+    return bool(own) and not any(begin <= tensor.data_ptr() < end for begin, end in own)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

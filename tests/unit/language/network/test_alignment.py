@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -39,11 +41,22 @@ def test_weights_inside_a_line_are_copied_and_stay_tied() -> None:
     assert align_weights(network) == 0
 
 
-def test_a_loaded_model_is_aligned(tmp_path: Path) -> None:
-    """The weights are those of the checkpoint, whose file does not align them."""
+def pad_header(file: Path, begin: int) -> None:
+    """Let a file's weights begin at this place in a cache line."""
+    content = file.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header = content[8 : 8 + size] + b" " * ((begin - 8 - size) % LINE)
+    file.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + size :])
+
+
+@pytest.mark.parametrize("begin", [0, 8])
+def test_a_loaded_model_is_aligned(begin: int, tmp_path: Path) -> None:
+    """The weights are those of the checkpoint, but not in its file, even if that aligns them."""
     folder = save(llama(), tmp_path / "model")
+    pad_header(folder / "model.safetensors", begin)
     model = load_model(HandlerConfig(model=str(folder)), folder, torch.device("cpu"))
     found = dict(model.network.named_parameters())
     assert all(weight.data_ptr() % LINE == 0 for weight in found.values())
+    assert str(folder) not in Path("/proc/self/maps").read_text(encoding="utf-8")
     for name, weight in load_file(folder / "model.safetensors").items():
         assert torch.equal(found[name], weight)

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-__all__ = ["use_huge_pages"]
+__all__ = ["own_memory", "use_huge_pages"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def _ranges(spans: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, 
             joined[-1][1] = max(joined[-1][1], end)
         else:
             joined.append([begin, end])
-    for first, stop in _mappings():
+    for first, stop in own_memory():
         for begin, end in joined:
             low = max(begin // size, -(-first // size))
             high = min(-(-end // size), stop // size)
@@ -68,8 +68,12 @@ def _ranges(spans: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, 
                 yield low * size, high * size
 
 
-def _mappings() -> Iterator[tuple[int, int]]:
-    """Yield this process's writable mappings of no file."""
+def own_memory() -> Iterator[tuple[int, int]]:
+    """Yield the first address and the end of this process's writable mappings of no file, upwards.
+
+    Raises:
+        OSError: another system than Linux.
+    """
     for line in _MAPPINGS.read_text(encoding="utf-8", errors="replace").splitlines():
         addresses, mode, _, _, file = line.split(maxsplit=5)[:5]
         if mode == "rw-p" and file == "0":

@@ -73,6 +73,6 @@ def test_a_system_without_huge_pages_is_served(
 
 def test_ranges_are_whole_pages_in_one_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans that are near share a range; a page that reaches beyond its mapping stays."""
-    monkeypatch.setattr(huge_pages, "_mappings", lambda: [(50, 395), (400, 1000)])
+    monkeypatch.setattr(huge_pages, "own_memory", lambda: [(50, 395), (400, 1000)])
     spans = [(10, 20), (110, 250), (260, 390), (401, 402), (905, 999)]
     assert list(huge_pages._ranges(spans, 100)) == [(100, 300), (400, 500), (900, 1000)]
