@@ -19,15 +19,11 @@ _FEW = 2  # tokens
 
 @contextmanager
 def all_chosen(network: PreTrainedModel) -> Iterator[None]:
-    """Let routers choose all of their experts meanwhile, in a model that rounds to 16 bits.
+    """Let routers choose all of their experts meanwhile.
 
-    Where two experts are about as good, rounding exchanges them, and the logits then differ as much as by a defect. In float32
-    that is rare, and the choice is compared too.
+    Where two experts are about as good, rounding exchanges them, and the logits then differ as much as by a defect.
     """
-    rounds = network.dtype is not torch.float32
-    routers: list[Any] = [
-        m for m in network.modules() if rounds and type(m).__name__.endswith("TopKRouter")
-    ]
+    routers: list[Any] = [m for m in network.modules() if type(m).__name__.endswith("TopKRouter")]
     with _changed("top_k", {router: router.num_experts for router in routers}):
         yield
 

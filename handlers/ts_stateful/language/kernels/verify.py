@@ -13,7 +13,7 @@ from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Rows, Span
 
-__all__ = ["verify_steps"]
+__all__ = ["verify_choices", "verify_steps"]
 
 _PASSED: Final = 24  # tokens of the pass whose states theirs are like
 _STARTS: Final = (0, 1, 37, 130, 600)  # tokens of the sessions
@@ -73,6 +73,27 @@ def verify_steps(
             if apart:
                 return f"states differ by {apart}"
     return ""
+
+
+def verify_choices(
+    model: Callable[[Rows], Tensor],
+    other: Callable[[Rows], Tensor | None],
+    layout: KVLayout,
+    vocab_size: int,
+    axes: tuple[int, ...] = (1,),
+) -> str:
+    """Return how most logits of `other` differ from the model's, whose routers choose few experts; empty if they agree.
+
+    Others may differ: see `all_chosen`. Each token is a session's first, so that none depends on another one's experts.
+    """
+    ours, theirs = ([KVCache(layout, torch.device("cpu")) for _ in range(_PASSED)] for _ in "ab")
+    expected = model(_rows(ours, [1], vocab_size, axes, None))
+    found = other(_rows(theirs, [1], vocab_size, axes, None))
+    if found is None:
+        return "it returned no logits"
+    rows = (found - expected).abs().amax(-1) <= _TOLERANCE[expected.dtype][0] * expected.abs().max()
+    num_same = int(rows.sum())
+    return "" if 2 * num_same > len(rows) else f"{num_same} of {len(rows)} choose the same experts"
 
 
 def _states_like(passed: KVCache, lengths: Sequence[int]) -> list[KVCache]:

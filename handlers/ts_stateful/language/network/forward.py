@@ -17,7 +17,7 @@ from ts_stateful.language.kernels.gpu.cuda_graphs import Capturer, DecodeGraphs,
 from ts_stateful.language.kernels.gpu.fused_rows import FusedRows, find_fused_rows
 from ts_stateful.language.kernels.samples import apart, sample, sample_rows
 from ts_stateful.language.kernels.states import Kernels
-from ts_stateful.language.kernels.verify import verify_steps
+from ts_stateful.language.kernels.verify import verify_choices, verify_steps
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Block, Rows, Span
@@ -222,6 +222,7 @@ class Forward:
                 reason = verify_steps(
                     stock, shortcut, self.layout, self.windows, *sizes, embed=embeddings
                 )
+            reason = reason or verify_choices(stock, shortcut, self.layout, *sizes)
         except Exception as error:  # it may raise anything; the model works without it
             reason = f"{type(error).__name__}: {error}"
         if not reason:

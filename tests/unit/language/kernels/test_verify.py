@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kernels.verify import verify_steps
+from ts_stateful.language.kernels.verify import verify_choices, verify_steps
 from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Rows
 
@@ -136,3 +136,16 @@ def test_embeddings_of_other_ids_are_looked_at() -> None:
 
     assert not verify_steps(added, added, LAYOUT, [None, None], 100, embed=embed)
     assert "differ" in verify_steps(added, reads, LAYOUT, [None, None], 100, embed=embed)
+
+
+def test_few_other_choices_of_experts_are_rounding() -> None:
+    """If most tokens have other logits, it is a defect."""
+
+    def differs(rows: Rows, num_others: int) -> Tensor:
+        found = other(rows)
+        found[:num_others] *= 2
+        return found
+
+    assert not verify_choices(step, lambda rows: differs(rows, 11), LAYOUT, 100)
+    assert "choose" in verify_choices(step, lambda rows: differs(rows, 12), LAYOUT, 100)
+    assert verify_choices(step, lambda _: None, LAYOUT, 100)
