@@ -79,7 +79,7 @@ class Guesses:
             spans, positions = self._runner.places(sequences, place)
             for span in spans:
                 span.kv.reserve(span.stop)
-            # A draw may meet estimates, which are near enough: half of the bytes may be the output layer's.
+            # A draw may meet estimates, which are near enough: the output layer may have as many weights as all others.
             logits = self._layers(Rows(ids, positions, spans, only_highest=True))
             if logits is None:
                 break

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect
 from itertools import chain
 from typing import Final
 
 import torch
 from torch import nn
 
-from ts_stateful.language.kernels.cpu.huge_pages import own_memory
+from ts_stateful.language.kernels.cpu.huge_pages import is_plain, own_memory
 
 __all__ = ["align_weights"]
 
@@ -28,20 +30,14 @@ def align_weights(network: nn.Module) -> int:
         own = []
     copied = 0
     for tensor in chain(network.parameters(), network.buffers()):
-        if _is_plain(tensor) and (tensor.data_ptr() % _LINE or _is_in_file(tensor, own)):
+        if is_plain(tensor) and (tensor.data_ptr() % _LINE or _is_in_file(tensor, own)):
             tensor.data = tensor.data.clone()  # torch's allocator aligns
             copied += tensor.nbytes
     return copied
 
 
 def _is_in_file(tensor: torch.Tensor, own: list[tuple[int, int]]) -> bool:
-    return bool(own) and not any(begin <= tensor.data_ptr() < end for begin, end in own)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) in (nn.Parameter, torch.Tensor)
-        and tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-    )
+    if not own:
+        return False  # as far as is known
+    begin, end = own[bisect(own, (tensor.data_ptr(), sys.maxsize)) - 1]
+    return not begin <= tensor.data_ptr() < end

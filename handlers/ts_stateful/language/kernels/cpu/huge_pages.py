@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-__all__ = ["own_memory", "use_huge_pages"]
+__all__ = ["is_plain", "own_memory", "use_huge_pages"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +30,7 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> None:
     spans = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
         for tensor in tensors
-        if type(tensor) in (Tensor, nn.Parameter)
-        and tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
+        if is_plain(tensor)
     )
     if sum(end - begin for begin, end in spans) < _LEAST_BYTES:
         return
@@ -50,6 +48,16 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> None:
             num_bytes += end - begin
     figures = num_bytes // 1_000_000, time.perf_counter() - began_at
     logger.info("%d MB of weights are in huge pages, after %.1f s", *figures)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return True for numbers that lie in the host's memory one after the other, neither packed nor quantised."""
+    return (
+        type(tensor) in (nn.Parameter, Tensor)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+    )
 
 
 def _ranges(spans: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
