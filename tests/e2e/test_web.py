@@ -342,8 +342,15 @@ def test_what_others_write_is_text(tab: WebPage, tmp_path: Path) -> None:
     tab.page.get_by_label("URL of a file").fill("data:image/png;base64,AAAA")
     tab.page.get_by_role("button", name="Add", exact=True).click()
     tab.page.locator("ul.waiting .link").wait_for()
-    tab.type("And the square?")
+    def hold(_: Route) -> None:
+        """Answer later."""
+
+    # The error comes after what is typed.
+    tab.page.route("**/queue/join*", hold)
+    with tab.page.expect_request("**/queue/join*"):
+        tab.type("And the square?")
     tab.pane().locator("textarea").press_sequentially("And now?")
+    tab.page.unroute("**/queue/join*", hold)  # which lets them go
     error = tab.pane().locator(".error")
     error.wait_for()
     assert error.locator("b").inner_text() == "media_invalid"
