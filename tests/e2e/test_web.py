@@ -342,6 +342,7 @@ def test_what_others_write_is_text(tab: WebPage, tmp_path: Path) -> None:
     tab.page.get_by_label("URL of a file").fill("data:image/png;base64,AAAA")
     tab.page.get_by_role("button", name="Add", exact=True).click()
     tab.page.locator("ul.waiting .link").wait_for()
+
     def hold(_: Route) -> None:
         """Answer later."""
 
