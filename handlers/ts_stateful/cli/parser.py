@@ -139,13 +139,17 @@ def build_parser() -> argparse.ArgumentParser:
     )
     prompt.add_argument("prompt", help="the prompt; - reads it from standard input")
     prompt.add_argument("--json", action="store_true", help="print one JSON document at the end")
-    info = add("info", "show the server or one of its sessions", _INFO_EPILOG, connection)
-    text = "the id of a session; omit it for the server"
-    info.add_argument("session", nargs="?", type=filled, help=text)
-    info.add_argument("--json", action="store_true", help="print one JSON document")
+    info = "show the server or one of its sessions"
+    _add_info_options(add("info", info, _INFO_EPILOG, connection))
     _add_operating(add)
     _add_offline(add)
     return parser
+
+
+def _add_info_options(info: argparse.ArgumentParser) -> None:
+    text = "the id of a session; omit it for the server"
+    info.add_argument("session", nargs="?", type=filled, help=text)
+    info.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def _add_chat_options(chat: argparse.ArgumentParser) -> None:
