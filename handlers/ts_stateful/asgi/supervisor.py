@@ -108,6 +108,9 @@ class AsgiServer(LocalServer):
         self._is_stopping = True
         with self._starting:
             front = self._front
+        for one in self._sockets:  # the port refuses clients as soon as the front takes none
+            one.close()
+        self._sockets = []
         if front is not None and front.poll() is None:
             front.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -119,9 +122,6 @@ class AsgiServer(LocalServer):
         engines = self.engines()
         drain(engines, _ENGINES_STOP_S)
         end_engines(engines, _ENGINES_STOP_S)
-        for one in self._sockets:
-            one.close()
-        self._sockets = []
         if self._admin is not None:
             self._admin.close()
             self._admin = None

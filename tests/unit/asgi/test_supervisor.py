@@ -121,6 +121,7 @@ class Draining(AsgiServer):
             stderr=subprocess.PIPE,
             encoding="utf-8",
         )
+        self.started.port = self.ports.http
         return self.started
 
 
@@ -128,11 +129,15 @@ class RecordedFront(subprocess.Popen[str]):
     """A front that never ends by itself; waiting for it takes no time."""
 
     limits: list[float]
+    port: int
+    is_open: bool  # while it was waited for last
 
     def wait(self, timeout: float | None = None) -> int:
         """Record the limit."""
         if timeout is None:
             return super().wait()
+        with socket.socket() as client:
+            self.is_open = client.connect_ex(("127.0.0.1", self.port)) == 0
         self.limits = [*getattr(self, "limits", []), timeout]
         raise subprocess.TimeoutExpired(self.args, timeout)
 
@@ -144,6 +149,14 @@ def test_a_front_has_the_longest_drain_of_its_models_to_stop(counter: Path) -> N
     server.stop()
     assert min(server.started.limits) > 300
     assert server.started.returncode is not None
+
+
+def test_the_port_closes_with_the_front_of_a_server_that_stops(counter: Path) -> None:
+    """This front has not taken it. A client that came later hung until the engines had ended, and was reset."""
+    server = Draining(AsgiServerSettings((str(counter),), ports=free_ports()))
+    server.start()
+    server.stop()
+    assert not server.started.is_open
 
 
 class Overtaken(AsgiServer):
