@@ -13,6 +13,8 @@ from transformers import (
     Glm4ForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
     MinistralConfig,
@@ -36,6 +38,7 @@ __all__ = [
     "gemma",
     "glm",
     "glm4",
+    "granite_moe",
     "ministral",
     "ministral3",
     "olmo3",
@@ -70,6 +73,20 @@ def glm() -> Model:
 def glm4() -> Model:
     """Build GLM-4: interleaved rotation of a half of each head, norms before and after."""
     return chats("glm4", 55, Glm4ForCausalLM, Glm4Config(**SMALL, head_dim=32))
+
+
+def granite_moe() -> Model:
+    """Build Granite MoE: multipliers everywhere, experts."""
+    config = GraniteMoeConfig(
+        **SMALL,
+        attention_multiplier=0.3,
+        embedding_multiplier=2.0,
+        residual_multiplier=0.7,
+        logits_scaling=0.5,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+    )
+    return chats("granite_moe", 69, GraniteMoeForCausalLM, config)
 
 
 def ministral() -> Model:

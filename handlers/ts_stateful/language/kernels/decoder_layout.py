@@ -19,6 +19,7 @@ __all__ = [
     "Decoder",
     "UnknownDecoderError",
     "activation_of",
+    "feed_forward_of",
     "find_decoder",
     "has_positions",
     "norms_of",
@@ -62,6 +63,7 @@ _DECODERS: Final = {
     "GlmModel": 0.0,
     "GptOssModel": 0.0,
     "GraniteModel": 0.0,
+    "GraniteMoeModel": 0.0,
     "LlamaModel": 0.0,
     "Ministral3Model": 0.0,
     "MinistralModel": 0.0,
@@ -226,6 +228,11 @@ def activation_of(mlp: Any) -> str:
     if type(function) not in _ACTIVATIONS:
         raise UnknownDecoderError(f"{type(function).__name__} is not known")
     return _ACTIVATIONS[type(function)]
+
+
+def feed_forward_of(layer: Any) -> Any:
+    """Return the feed-forward part of a stock layer, with or without experts."""
+    return layer.block_sparse_moe if hasattr(layer, "block_sparse_moe") else layer.mlp
 
 
 def router_of(mlp: Any) -> Any | None:

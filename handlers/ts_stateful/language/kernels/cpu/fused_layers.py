@@ -27,6 +27,7 @@ from ts_stateful.language.kernels.cpu.shortlist import Shortlist
 from ts_stateful.language.kernels.decoder_layout import (
     Decoder,
     UnknownDecoderError,
+    feed_forward_of,
     find_decoder,
     router_of,
 )
@@ -96,7 +97,7 @@ class FusedLayers:
         for facts, sinks in zip(layers, self._sinks, strict=True):
             facts.sinks = None if sinks is None else sinks.data_ptr()
         self._layers = (LayerFacts * len(layers))(*layers)
-        routers = [router_of(layer.mlp) for layer in decoder.layers]
+        routers = [router_of(feed_forward_of(layer)) for layer in decoder.layers]
         self._routed = [(f.experts, r) for f, r in zip(self._layers, routers, strict=True) if r]
         self._norm = NormFacts.of(decoder.norm, decoder.norm_offset)
         self._heads = min(shape.heads for shape in layout.layers)

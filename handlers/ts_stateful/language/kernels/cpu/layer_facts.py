@@ -20,6 +20,7 @@ from ts_stateful.language.kernels.decoder_layout import (
     Decoder,
     UnknownDecoderError,
     activation_of,
+    feed_forward_of,
     has_positions,
     norms_of,
     router_of,
@@ -134,7 +135,7 @@ class LayerFacts(ctypes.Structure):
         dim = attention.head_dim
         facts = cls(
             *_projections(attention),
-            experts=_ExpertFacts.of(layer.mlp),
+            experts=_ExpertFacts.of(feed_forward_of(layer)),
             window=window or 0,
             turned=turned if has_positions(attention) else 0,
             positions=decoder.rotary.kind_of(attention),

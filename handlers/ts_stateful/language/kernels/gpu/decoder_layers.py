@@ -13,6 +13,7 @@ from ts_stateful.language.kernels.decoder_layout import (
     Decoder,
     UnknownDecoderError,
     activation_of,
+    feed_forward_of,
     has_positions,
     norms_of,
     router_of,
@@ -96,7 +97,7 @@ class DecoderLayer:
         Raises:
             UnknownDecoderError: the kernels do not support it.
         """
-        attention, mlp = layer.self_attn, layer.mlp
+        attention, mlp = layer.self_attn, feed_forward_of(layer)
         if router_of(mlp) is not None:
             raise UnknownDecoderError(f"{type(mlp).__name__} is not supported on a GPU")
         if shape.key_dim != attention.head_dim or shape.value_dim != attention.head_dim:
