@@ -17,13 +17,13 @@ from ts_stateful.config.control_groups import ControlGroups
 from ts_stateful.config.given_model import expand_home, find_model
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.config.sizes import ModelUnknown, TransformerSize
+from ts_stateful.config.store import STORE_FORMS, StoreConfig
 from ts_stateful.plan import START, Asked, make_plan
 
 __all__ = ["EPILOG", "add_options", "init"]
 
 T = TypeVar("T")
 _MAX_GPUS = 64
-_SCHEMES = ("file", "redis", "rediss", "s3")
 
 EPILOG = """\
 Asks for the model, the number of sessions, the hardware and the store. An empty line takes the answer in brackets. Then it
@@ -61,8 +61,7 @@ def init(options: argparse.Namespace) -> None:
     machine = ControlGroups().memory_bytes()
     default = "80GiB" if gpus else f"{max(1, machine // 2**30)}GiB"
     memory = _ask(f"Memory of {'one GPU' if gpus else 'the machine'}", num_bytes, default)
-    stores = "file:///folder, redis://host, s3://bucket, or none"
-    store = _ask(f"Store of sessions: {stores}", _store, "none")
+    store = _ask(f"Store of sessions: {STORE_FORMS}", lambda url: StoreConfig(url=url), "none")
     asked = Asked(
         sessions=sessions,
         model=model,
@@ -71,7 +70,7 @@ def init(options: argparse.Namespace) -> None:
         gpu_memory=memory if gpus else None,
         memory=machine if gpus else memory,
     )
-    kept = {**START, "handler": {"store": {"url": store}}}
+    kept = {**START, "handler": {"store": {"url": store.url}}}
     made = make_plan(asked, kept, "ts-stateful init")
     path.write_text(made.text, encoding="utf-8")
     terminal = Terminal(sys.stdout)
@@ -102,11 +101,3 @@ def _model(answer: str) -> tuple[str, TransformerSize]:
     folder = expand_home(answer)
     name = str(folder.resolve()) if folder.exists() else answer
     return name, find_model(name)
-
-
-def _store(answer: str) -> str:
-    if answer != "none" and answer.partition("://")[0] not in _SCHEMES:
-        raise ValueError(
-            f"{answer!r} is none of {', '.join(f'{name}://' for name in _SCHEMES)} and `none`"
-        )
-    return answer

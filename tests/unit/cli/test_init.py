@@ -30,12 +30,12 @@ def test_answers_become_a_configuration(
 ) -> None:
     """A wrong answer is asked for again, with the reason; an empty one takes the default."""
     model = repository / "examples" / "shapes" / "model"
-    give(monkeypatch, "no/where/", str(model), "many", "100", "", "8GiB", "disk", "file:///data")
+    give(monkeypatch, "no/where/", str(model), "many", "100", "", "8GiB", "disk", "file://data", "file:///data")
     assert main(["init"]) == 0
     out = capsys.readouterr().out
     assert "no/where/ is neither a folder" in out
     assert "'many' is not a whole number" in out
-    assert "'disk' is none of file://, redis://" in out
+    assert out.count("`url` has to be one of file:///folder, redis://") == 2
     assert f"ts-stateful serve {model} --config model-config.yaml" in out
     document = yaml.safe_load(answer.read_text())
     assert document["maxNumSequence"] == 100
