@@ -19,27 +19,28 @@ MAX_TOKENS = 1024
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 _SEEDS = 2**63
 
+# Parameters of the same name and meaning as in a prompt of ours, which bounds them.
+_SAME = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+)
 # Their names to ours. Of two names for the same parameter, the later one in this table wins.
 _NAMES = {
     "max_new_token": "max_new_tokens",
-    "max_new_tokens": "max_new_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "logit_bias": "logit_bias",
-    "stop_token_ids": "stop_token_ids",
     "no_stop_trim": "include_stop_str_in_output",
-    "include_stop_str_in_output": "include_stop_str_in_output",
     "sampling_seed": "seed",
-    "seed": "seed",
-    "stop": "stop",
-    "stop_sequences": "stop",
     "ignore_eos_token": "ignore_eos",
-    "ignore_eos": "ignore_eos",
+    **{name: name for name in ("max_new_tokens", "top_k", "seed", *_SAME)},
+    "stop_sequences": "stop",
 }
 # Parameters accepted only with a value that changes nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -72,26 +73,9 @@ class SamplingFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ignore_eos: bool | None = None
 
 
-# The fields of the same name and meaning as in a prompt of ours, which bounds them.
-_SAME = {
-    "stream",
-    "temperature",
-    "top_p",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "min_p",
-    "repetition_penalty",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-}
-
-
 def settings_of(body: SamplingFields) -> dict[str, Any]:
     """Return those fields of a prompt of ours that a request has."""
-    given = {name: getattr(body, name) for name in _SAME & {*body.__struct_fields__}}
+    given = {name: getattr(body, name, None) for name in ("stream", *_SAME)}
     given["top_k"] = max(0, body.top_k or 0)
     given["seed"] = None if body.seed is None else body.seed % _SEEDS
     return {name: value for name, value in given.items() if value is not None}
