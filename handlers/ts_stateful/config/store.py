@@ -11,7 +11,9 @@ from ts_stateful.config.ranges import Settings, has_sound_host
 
 __all__ = ["STORE_FORMS", "StoreConfig"]
 
-STORE_FORMS = "file:///folder, redis://host:port/db, rediss://host:port/db, s3://bucket/prefix, none"
+STORE_FORMS = (
+    "file:///folder, redis://host:port/db, rediss://host:port/db, s3://bucket/prefix, none"
+)
 _URL = re.compile(r"none$|file:///+[^/]|rediss?://|s3://[^/]")
 
 

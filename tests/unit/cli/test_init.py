@@ -30,7 +30,8 @@ def test_answers_become_a_configuration(
 ) -> None:
     """A wrong answer is asked for again, with the reason; an empty one takes the default."""
     model = repository / "examples" / "shapes" / "model"
-    give(monkeypatch, "no/where/", str(model), "many", "100", "", "8GiB", "disk", "file://data", "file:///data")
+    stores = "disk", "file://data", "file:///data"
+    give(monkeypatch, "no/where/", str(model), "many", "100", "", "8GiB", *stores)
     assert main(["init"]) == 0
     out = capsys.readouterr().out
     assert "no/where/ is neither a folder" in out
