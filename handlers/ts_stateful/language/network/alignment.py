@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from ts_stateful.language.kernels.cpu.huge_pages import is_plain, own_memory
+from ts_stateful.language.kernels.cpu.huge_pages import empty_copies, is_plain, own_memory
 
 __all__ = ["align_weights"]
 
@@ -28,12 +28,15 @@ def align_weights(network: nn.Module) -> int:
         own = list(own_memory())
     except OSError:
         own = []
-    copied = 0
-    for tensor in chain(network.parameters(), network.buffers()):
-        if is_plain(tensor) and (tensor.data_ptr() % _LINE or _is_in_file(tensor, own)):
-            tensor.data = tensor.data.clone()  # torch's allocator aligns
-            copied += tensor.nbytes
-    return copied
+    weights = [
+        tensor
+        for tensor in chain(network.parameters(), network.buffers())
+        if is_plain(tensor) and (tensor.data_ptr() % _LINE or _is_in_file(tensor, own))
+    ]
+    copies = empty_copies(weights)  # torch's allocator aligns
+    for tensor, copy in zip(weights, copies, strict=True):
+        tensor.data = copy.copy_(tensor.data)
+    return sum(tensor.nbytes for tensor in weights)
 
 
 def _is_in_file(tensor: torch.Tensor, own: list[tuple[int, int]]) -> bool:

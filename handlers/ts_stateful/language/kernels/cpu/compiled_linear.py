@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as multiply
 
+from ts_stateful.language.kernels.cpu.huge_pages import empty_copies
 from ts_stateful.language.kernels.cpu.kept_experts import keep_experts
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for, vector_width
 from ts_stateful.language.kernels.cpu.packed_linear import has_operators
@@ -48,7 +49,8 @@ class CompiledLinear(nn.Linear):
         dtype = linear.weight.dtype
         self.weight, self._many = linear.weight, many
         if weights not in (None, dtype):
-            self.weight = nn.Parameter(linear.weight.to(weights), requires_grad=False)
+            (kept,) = empty_copies([linear.weight], weights)
+            self.weight = nn.Parameter(kept.copy_(linear.weight.data), requires_grad=False)
             self._many = in_float32(many)
         self.register_parameter("bias", linear.bias)
         self.train(linear.training)

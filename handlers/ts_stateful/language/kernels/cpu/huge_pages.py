@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-__all__ = ["is_plain", "own_memory", "use_huge_pages"]
+__all__ = ["empty_copies", "is_plain", "own_memory", "use_huge_pages"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,32 +22,45 @@ _LEAST_BYTES: Final = 1 << 23  # fewer stay in a processor's caches
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # of madvise(2)
 
 
+def empty_copies(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Return unwritten tensors of the same shapes, for which Linux will take huge pages as they are written.
+
+    Memory that was written before is moved in ten times the time (`use_huge_pages`).
+    """
+    copies = [torch.empty(tensor.shape, dtype=dtype or tensor.dtype) for tensor in tensors]
+    madvise = ctypes.CDLL(None).madvise
+    for begin, num_bytes in _whole_pages(copies):
+        madvise(begin, num_bytes, _MADV_HUGEPAGE)
+    return copies
+
+
 def use_huge_pages(tensors: Iterable[Tensor]) -> None:
     """Move the memory of plain tensors on the CPU into huge pages, as far as Linux can. Their addresses stay.
 
     Linux before 6.1 moves it in the course of minutes, where that is enabled. Memory of files stays as it is.
     """
-    spans = sorted(
-        (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
-        for tensor in tensors
-        if is_plain(tensor)
-    )
-    if sum(end - begin for begin, end in spans) < _LEAST_BYTES:
+    plain = [tensor for tensor in tensors if is_plain(tensor)]
+    if sum(tensor.nbytes for tensor in plain) < _LEAST_BYTES:
         return
-    try:
-        size = int(_SIZE.read_text(encoding="ascii"))
-        ranges = list(_ranges(spans, size))
-    except (OSError, ValueError):
-        return  # another system, or Linux without huge pages
     madvise = ctypes.CDLL(None).madvise
-    began_at, num_bytes = time.perf_counter(), 0
-    for begin, end in ranges:
-        where = ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)
-        madvise(*where, _MADV_HUGEPAGE)
-        if not madvise(*where, _MADV_COLLAPSE):
-            num_bytes += end - begin
-    figures = num_bytes // 1_000_000, time.perf_counter() - began_at
-    logger.info("%d MB of weights are in huge pages, after %.1f s", *figures)
+    began_at, moved = time.perf_counter(), 0
+    for begin, num_bytes in _whole_pages(plain):
+        madvise(begin, num_bytes, _MADV_HUGEPAGE)
+        if not madvise(begin, num_bytes, _MADV_COLLAPSE):
+            moved += num_bytes.value
+    if moved:
+        figures = moved // 1_000_000, time.perf_counter() - began_at
+        logger.info("%d MB of weights are in huge pages, after %.1f s", *figures)
+
+
+def _whole_pages(tensors: Iterable[Tensor]) -> list[tuple[ctypes.c_void_p, ctypes.c_size_t]]:
+    """Return addresses and sizes of the huge pages that hold these; none on another system, or Linux without any."""
+    spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
+    try:
+        ranges = list(_ranges(spans, int(_SIZE.read_text(encoding="ascii"))))
+    except (OSError, ValueError):
+        return []
+    return [(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)) for begin, end in ranges]
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as multiply
 
+from ts_stateful.language.kernels.cpu.huge_pages import empty_copies
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for, vector_width
 from ts_stateful.language.kernels.cpu.replace_linears import child_modules
 from ts_stateful.language.kernels.cpu.widening import in_float32
@@ -56,8 +57,12 @@ class _Experts(nn.Module):
             return functions.multiply(LinearFacts.of(own, bias), inputs)
         return (multiply if own.dtype is inputs.dtype else _multiply_widened)(inputs, own, bias)
 
-    def _keep(self, name: str, weights: Tensor | None) -> None:
-        kept = None if weights is None else nn.Parameter(weights.contiguous(), requires_grad=False)
+    def _keep(self, name: str, weights: Tensor | None, dtype: torch.dtype | None = None) -> None:
+        if weights is None:
+            self.register_parameter(name, None)
+            return
+        (copy,) = empty_copies([weights], dtype)
+        kept = nn.Parameter(copy.copy_(weights.detach()), requires_grad=False)
         self.register_parameter(name, kept)
 
 
@@ -67,9 +72,9 @@ class CompactExperts(_Experts):
     def __init__(self, experts: Any, dtype: torch.dtype, library: ctypes.CDLL) -> None:
         super().__init__(library)
         self.act_fn = experts.act_fn
-        self._keep("gate_up_proj", experts.gate_up_proj.to(dtype))
+        self._keep("gate_up_proj", experts.gate_up_proj, dtype)
         self._keep("gate_up_proj_bias", None)
-        self._keep("down_proj", experts.down_proj.to(dtype))
+        self._keep("down_proj", experts.down_proj, dtype)
         self._keep("down_proj_bias", None)
         self.train(experts.training)
 
@@ -85,10 +90,10 @@ class TurnedExperts(_Experts):
     def __init__(self, experts: Any, dtype: torch.dtype, library: ctypes.CDLL) -> None:
         super().__init__(library)
         self.alpha, self.limit = float(experts.alpha), float(experts.limit)
-        self._keep("gate_up_proj", _in_halves(experts.gate_up_proj.transpose(1, 2)).to(dtype))
+        self._keep("gate_up_proj", _in_halves(experts.gate_up_proj.transpose(1, 2)), dtype)
         self._keep("gate_up_proj_bias", _in_halves(experts.gate_up_proj_bias))
-        self._keep("down_proj", experts.down_proj.transpose(1, 2).to(dtype))
-        self._keep("down_proj_bias", experts.down_proj_bias.detach())
+        self._keep("down_proj", experts.down_proj.transpose(1, 2), dtype)
+        self._keep("down_proj_bias", experts.down_proj_bias)
         self.train(experts.training)
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:

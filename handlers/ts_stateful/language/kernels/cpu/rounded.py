@@ -8,6 +8,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from ts_stateful.language.kernels.cpu.huge_pages import empty_copies
+
 __all__ = ["Rounded", "row_blocks"]
 
 _AT_ONCE: Final = 1 << 18  # weights that are rounded at a time, so that they stay in a cache
@@ -23,7 +25,7 @@ class Rounded(NamedTuple):
     @classmethod
     def of(cls, weights: Tensor) -> Rounded:
         """Round weights to the nearest numbers; the largest one of a row is 127 units."""
-        numbers = torch.empty(weights.shape, dtype=torch.int8)
+        (numbers,) = empty_copies([weights], torch.int8)
         units = torch.empty(len(weights))
         for some in row_blocks(weights):
             rows = weights.detach()[some].float()

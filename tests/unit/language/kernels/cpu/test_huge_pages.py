@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ts_stateful.language.kernels.cpu import huge_pages
-from ts_stateful.language.kernels.cpu.huge_pages import use_huge_pages
+from ts_stateful.language.kernels.cpu.huge_pages import empty_copies, use_huge_pages
 
 _SIZE = 1 << 21
 
@@ -46,6 +46,19 @@ def test_weights_are_moved_and_stay_as_they_are(caplog: pytest.LogCaptureFixture
     assert all(bool((weight == i).all()) for i, weight in enumerate(weights))
 
 
+@pytest.mark.skipif(not collapses(), reason="Linux has no huge pages")
+def test_unwritten_memory_is_in_huge_pages_as_it_is_written() -> None:
+    """Its size is one that the allocator maps: memory that was used before may have been written."""
+    weights = torch.full((5120, 4096), 3.0)
+    before = huge_kilobytes()
+    (copy,) = empty_copies([weights], torch.bfloat16)
+    assert huge_kilobytes() == before
+    copy.copy_(weights)
+    assert huge_kilobytes() >= before + 36 * 1024
+    assert (copy.shape, copy.dtype) == (weights.shape, torch.bfloat16)
+    assert bool((copy == 3).all())
+
+
 def test_few_weights_stay(caplog: pytest.LogCaptureFixture) -> None:
     """Those of a small model are in a processor's caches."""
     with caplog.at_level(logging.INFO):
@@ -69,6 +82,7 @@ def test_a_system_without_huge_pages_is_served(
     with caplog.at_level(logging.INFO):
         use_huge_pages([torch.zeros(4096, 1024)])
     assert not caplog.records
+    assert empty_copies([torch.zeros(4096, 1024)])[0].shape == (4096, 1024)
 
 
 def test_ranges_are_whole_pages_in_one_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
