@@ -13,6 +13,7 @@ __all__ = [
     "RepetitionPenalty",
     "StopStrings",
     "StopTokenIds",
+    "Tokens",
     "TopLogprobs",
     "TopP",
 ]
@@ -27,5 +28,6 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
 StopStrings = _StopString | Annotated[tuple[_StopString, ...], Meta(max_length=16)]
 StopTokenIds = Annotated[tuple[_TokenId, ...], Meta(max_length=64)]
+Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 TopP = Annotated[float, Meta(ge=0, le=1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -15,11 +14,12 @@ from ts_stateful.protocol.generation import (
     RepetitionPenalty,
     StopStrings,
     StopTokenIds,
+    Tokens,
     TopLogprobs,
     TopP,
 )
 from ts_stateful.protocol.response_format import ResponseFormat
-from ts_stateful.protocol.strict_json import convert
+from ts_stateful.protocol.strict_json import convert, refuse_non_finite
 from ts_stateful.protocol.unknown import meant
 
 __all__ = [
@@ -53,6 +53,7 @@ _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataText = Annotated[str, Meta(max_length=512)]
 _Seconds = Annotated[float, Meta(gt=0)]
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_Turn = Annotated[int, Meta(ge=1, le=2**31)]
 Shape = Annotated[tuple[_Count, ...], Meta(max_length=16)]
 
 
@@ -133,7 +134,7 @@ class Prompt(_WithMedia, frozen=True, tag="prompt", kw_only=True):
 
     prompt: str
     stream: bool = False
-    max_new_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
+    max_new_tokens: Tokens = 256
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
     top_p: TopP = 1.0
     top_k: _Count = 0
@@ -150,7 +151,7 @@ class Prompt(_WithMedia, frozen=True, tag="prompt", kw_only=True):
     response_format: ResponseFormat | None = None
     logprobs: bool = False
     top_logprobs: TopLogprobs = 0
-    turn: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    turn: _Turn | None = None
     adapter: str | None = None
 
     def __post_init__(self) -> None:
@@ -201,7 +202,7 @@ class Step(Command, frozen=True, tag="step", kw_only=True):
     outputs: tuple[OutputName, ...] = ()  # empty: all
     start: bool = False
     end: bool = False
-    turn: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    turn: _Turn | None = None
     id: Annotated[str, Meta(max_length=256)] | None = None
     parameters: SequenceParameters = SequenceParameters()
 
@@ -226,7 +227,7 @@ class Info(Command, frozen=True, tag="info"):
 class Continue(Command, frozen=True, tag="continue", kw_only=True):
     """A request for the text of a turn after its first `after` characters."""
 
-    turn: Annotated[int, Meta(ge=1, le=2**31)]
+    turn: _Turn
     after: _Count = 0
     wait_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
 
@@ -284,17 +285,7 @@ def parse_request(document: dict[str, Any]) -> Request:
             f"`type` must be one of {', '.join(_TYPES)}{meant(document, tuple(_TYPES))}",
             field="type",
         )
-    _refuse_non_finite(document)
+    refuse_non_finite(document)
     # By its own type: for a union msgspec puts its parser together in every call, which takes ten times as long.
     request: Request = convert(document, _TYPES[kind])
     return request
-
-
-def _refuse_non_finite(document: dict[str, Any]) -> None:
-    # JSON allows 1e400, which becomes an infinite float. In metadata it would be lost later.
-    metadata = document.get("metadata")
-    nested = metadata.items() if isinstance(metadata, dict) else ()
-    named = ((f"metadata.{key}"[:128], value) for key, value in nested)
-    for field, value in (*document.items(), *named):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidRequest("must be a finite number", field=field)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.unknown import instead
 
-__all__ = ["convert", "parse_json"]
+__all__ = ["convert", "parse_json", "refuse_non_finite"]
 
 _GZIP = b"\x1f\x8b"  # https://www.rfc-editor.org/rfc/rfc1952
 # Larger texts are images for the most part, whose strings take both parsers as long.
@@ -85,6 +86,20 @@ def convert(document: object, kind: Any) -> Any:
         raise _mismatch(error, document, kind) from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
+
+
+def refuse_non_finite(document: dict[str, Any]) -> None:
+    """Refuse infinite numbers in an object and its `metadata`: JSON allows 1e400, which becomes one.
+
+    Raises:
+        InvalidRequest: there is one; `field` names it.
+    """
+    metadata = document.get("metadata")
+    nested = metadata.items() if isinstance(metadata, dict) else ()
+    named = ((f"metadata.{key}"[:128], value) for key, value in nested)
+    for field, value in (*document.items(), *named):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest("must be a finite number", field=field)
 
 
 def _mismatch(error: msgspec.ValidationError, document: object, kind: Any) -> InvalidRequest:

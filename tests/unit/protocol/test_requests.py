@@ -17,7 +17,15 @@ from ts_stateful.frontend.parsing.limits import BodyLimits
 from ts_stateful.protocol import answers
 from ts_stateful.protocol.error_bodies import error_classes, error_from_body
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.requests import Command, Fork, Open, Request, Rewind, parse_request
+from ts_stateful.protocol.requests import (
+    Command,
+    Fork,
+    Open,
+    Prompt,
+    Request,
+    Rewind,
+    parse_request,
+)
 
 REQUESTS: tuple[type[Command], ...] = Request.__args__
 ANSWERS = (
@@ -159,6 +167,12 @@ def test_every_request_and_field_is_documented_with_its_default(protocol: str) -
         assert sorted(_names(row)) == sorted(fields), cls
         for field, default in re.findall(r"`(\w+)` \(([^)]*)\)", row):
             assert json.loads(default) == fields[field].default, field
+
+
+def test_every_field_of_a_prompt_is_explained(protocol: str) -> None:
+    """In the table of its fields."""
+    explained = [name for row in _rows(protocol, "field") for name in _names(row[0])]
+    assert {field.name for field in msgspec.structs.fields(Prompt)} - {"session_id"} <= {*explained}
 
 
 def test_every_error_is_documented_with_its_status(protocol: str) -> None:

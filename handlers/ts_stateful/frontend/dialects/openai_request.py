@@ -35,10 +35,16 @@ from ts_stateful.frontend.dialects.openai_tools import (
     supported_tools,
     tools_of,
 )
-from ts_stateful.frontend.dialects.sampling import MAX_TOKENS, Tokens, settings_of
+from ts_stateful.frontend.dialects.sampling import MAX_TOKENS, settings_of
 from ts_stateful.protocol.chat import Chat, RawPrompt
 from ts_stateful.protocol.errors import InvalidRequest
-from ts_stateful.protocol.generation import LogitBias, StopStrings, StopTokenIds, TopLogprobs
+from ts_stateful.protocol.generation import (
+    LogitBias,
+    StopStrings,
+    StopTokenIds,
+    Tokens,
+    TopLogprobs,
+)
 from ts_stateful.protocol.requests import Metadata
 from ts_stateful.protocol.strict_json import convert
 

@@ -12,11 +12,10 @@ from ts_stateful.protocol.generation import MinP, Penalty, RepetitionPenalty, To
 from ts_stateful.protocol.requests import Prompt
 from ts_stateful.protocol.strict_json import convert
 
-__all__ = ["MAX_TOKENS", "SamplingFields", "Tokens", "prompt_of", "settings_of"]
+__all__ = ["MAX_TOKENS", "SamplingFields", "prompt_of", "settings_of"]
 
 # A reply without a limit would reserve the rest of the context window, on the device too.
 MAX_TOKENS = 1024
-Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 _SEEDS = 2**63
 
 # Parameters of the same name and meaning as in a prompt of ours, which bounds them.

@@ -167,7 +167,7 @@ class RedisStore:
             self._servers.write(name, "EVAL", _REMOVE, 1, name, data, field)
 
     def sweep(self) -> None:
-        """Does nothing: Redis removes values itself."""
+        """Do nothing: Redis removes values itself."""
 
     def capacity(self) -> Capacity:
         """Return `maxmemory`, and what is free of it; of a cluster's primaries, those of the fullest one.
@@ -187,7 +187,7 @@ class RedisStore:
         return min(found, key=lambda one: one.free_bytes / one.total_bytes, default=Capacity())
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         self._servers.close()
 
     def _place(self, key: str) -> tuple[str, str]:

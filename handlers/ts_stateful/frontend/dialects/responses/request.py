@@ -13,10 +13,10 @@ from ts_stateful.frontend.dialects.responses.ids import ResponseId, session_of_c
 from ts_stateful.frontend.dialects.responses.items import Reference, find_reference, read_items
 from ts_stateful.frontend.dialects.responses.note import Note, encode_note
 from ts_stateful.frontend.dialects.responses.tools import read_form, read_tools
-from ts_stateful.frontend.dialects.sampling import MAX_TOKENS, SamplingFields, Tokens, settings_of
+from ts_stateful.frontend.dialects.sampling import MAX_TOKENS, SamplingFields, settings_of
 from ts_stateful.protocol.chat import Respond
 from ts_stateful.protocol.errors import InvalidRequest, SessionNotFound
-from ts_stateful.protocol.generation import TopLogprobs
+from ts_stateful.protocol.generation import Tokens, TopLogprobs
 from ts_stateful.protocol.requests import Metadata
 from ts_stateful.protocol.response_format import ResponseFormat
 from ts_stateful.protocol.strict_json import convert
