@@ -176,9 +176,8 @@ def main() -> int:
         print(
             f"{row.name:48} {row.value:8,.0f}{row.unit:2} limit {row.limit:6,.0f}{row.unit:2}{mark}"
         )
-        if options.list and row.value > row.limit:
-            for place in row.places:
-                print(f"    {place}")
+        for place in row.places if options.list else ():
+            print(f"    {place}")
     return int(any(row.value > row.limit for row in rows))
 
 
