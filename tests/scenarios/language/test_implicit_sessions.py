@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.chats import Chats, Told, cached
+from tests.support.harness import stock_reply
 from tests.support.tiny import REWRITING, llama, llava, qwen2_vl
 from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.network.forward import Forward
@@ -236,8 +237,72 @@ def test_another_principal_finds_nothing() -> None:
     assert cached(chats.say(*told, session=internal_id("alice", "3"), **lone)) > 0
 
 
-def test_texts_without_messages_are_not_kept() -> None:
-    """There is nothing to compare with."""
+class Texts:
+    """Requests for the continuation of texts without messages, compared with stock `generate`."""
+
+    def __init__(self, model: Model) -> None:
+        self.chats, self.model, self.number = Chats(model), model, 0
+
+    def say(self, text: str, max_new_tokens: int = 6) -> dict[str, Any]:
+        self.number += 1
+        raw = RawPrompt(
+            session_id=f"text-{self.number}",
+            prompt=text,
+            max_new_tokens=max_new_tokens,
+            ignore_eos=True,
+        )
+        answer = self.chats.harness.ask(raw, creates_session=True, ephemeral=True)
+        ids = self.model.tokenizer(text).input_ids
+        stock = stock_reply(self.model, ids, max_new_tokens, eos_token_id=None)
+        assert answer["text"] == self.model.tokenizer.decode(stock, skip_special_tokens=True)
+        return answer
+
+
+TEXT = "The circle is red, the square is green, the triangle is blue, and the star above them is"
+
+
+def test_a_text_that_goes_on_computes_only_what_is_new(model: Model) -> None:
+    """Its states move to the request, after the reply or in its place."""
+    texts = Texts(model)
+    first = texts.say(TEXT)
+    assert cached(first) == 0
+    again = texts.say(TEXT)
+    assert cached(again) == again["usage"]["prompt_tokens"] - 1
+    longer = texts.say(TEXT + " white. The circle")
+    assert cached(longer) >= first["usage"]["prompt_tokens"] - 2
+    assert held(texts.chats) == 1
+    assert stats(texts.chats).implicit_continued == 2
+
+
+def test_a_text_with_another_end_copies_the_beginning() -> None:
+    """As those of editors that complete what is typed; both can be continued."""
+    texts = Texts(llama())
+    texts.say(TEXT)
+    other = texts.say(TEXT.replace("blue", "white"))
+    assert 16 <= cached(other) < other["usage"]["prompt_tokens"] - 8
+    assert held(texts.chats) == 2
+    assert stats(texts.chats).implicit_continued == 0
+    assert cached(texts.say(TEXT + " it")) > cached(other)
+
+
+def test_a_chat_and_a_text_with_its_ids_share_states() -> None:
+    """A text is never taken for a conversation, which may begin with the same reply."""
+    chats = Chats(llama())
+    told = ("user", TEXT)
+    answer = chats.say_alone(told)
+    ids = [*chats.session("alone-1").state.log]
+    raw = RawPrompt(
+        session_id="raw",
+        prompt=chats.harness.model.tokenizer.decode(ids[:-2]),
+        max_new_tokens=4,
+    )
+    assert cached(chats.harness.ask(raw, creates_session=True, ephemeral=True)) >= 16
+    assert held(chats) == 2
+    assert cached(chats.say_alone(told, reply(answer), SQUARE)) >= len(ids) - 1
+
+
+def test_short_texts_are_not_kept() -> None:
+    """They are found by their first 16 tokens."""
     chats = Chats(llama())
     raw = RawPrompt(session_id="raw", prompt="It is", max_new_tokens=4)
     chats.harness.ask(raw, creates_session=True, ephemeral=True)

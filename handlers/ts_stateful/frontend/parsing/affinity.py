@@ -1,6 +1,6 @@
 """The names by which requests of one conversation without a session reach the same engine.
 
-A wrong guess costs time only: engines compare the messages themselves.
+A wrong guess costs time only: engines compare messages and texts themselves.
 """
 
 from __future__ import annotations
@@ -9,25 +9,38 @@ import hashlib
 from collections.abc import Iterable
 
 from ts_stateful.protocol.chat import Chat, Said
-from ts_stateful.protocol.requests import Media
+from ts_stateful.protocol.requests import Media, Prompt
 
 __all__ = ["affinity_of"]
 
 _URL_CHARS = 256  # data that differs later leads to an engine without these images, at worst
+_LEAST_CHARS = 64  # of the beginning that texts have in common
 
 
-def affinity_of(chat: Chat, dialogue: str | None) -> tuple[str, ...]:
-    """Return the name of this request, and that of the request whose answer it continues, if it does.
+def affinity_of(prompt: Prompt, dialogue: str | None) -> tuple[str, ...]:
+    """Return the name of this request, and those of requests whose answer it may continue.
 
-    The client may have named the `dialogue`, for both. Else a request is named by its messages, and one that continues it has
-    these, a reply and what follows.
+    The client may have named the `dialogue`, for all. Else a request is named by its messages, and one that continues it has
+    these, a reply and what follows. A text without messages is named by its first 64, 128, 256, ... characters, as many as it
+    has: one that continues it has these, or twice as many.
     """
     if dialogue is not None:
         name = _digest([f"dialogue {dialogue}"])
         return name, name
-    replies = [at for at, said in enumerate(chat.messages) if said.role == "assistant"]
-    beginnings = (chat.messages, *(chat.messages[:at] for at in replies[-1:]))
-    return tuple(_digest(_texts(messages, chat.media)) for messages in beginnings)
+    if not isinstance(prompt, Chat):
+        return _names_of_text(prompt.prompt)
+    messages = prompt.messages
+    replies = [at for at, said in enumerate(messages) if said.role == "assistant"]
+    beginnings = (messages, *(messages[:at] for at in replies[-1:]))
+    return tuple(_digest(_texts(some, prompt.media)) for some in beginnings)
+
+
+def _names_of_text(text: str) -> tuple[str, ...]:
+    size = (1 << len(text).bit_length()) >> 1  # the largest power of 2 that is not more
+    if size < _LEAST_CHARS:
+        return ()
+    own, shorter = (_digest(["text", text[:some]]) for some in (size, size // 2))
+    return own, own, shorter
 
 
 def _texts(messages: Iterable[Said], images: Iterable[Media]) -> Iterable[str]:

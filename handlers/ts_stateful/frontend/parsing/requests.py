@@ -14,7 +14,7 @@ from ts_stateful.frontend.parsing.body import RequestBody
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
 from ts_stateful.frontend.parsing.limits import BodyLimits, Parts
 from ts_stateful.frontend.pending_response import PendingResponse
-from ts_stateful.protocol.chat import AnyRequest, Chat, Respond
+from ts_stateful.protocol.chat import AnyRequest, Respond
 from ts_stateful.protocol.errors import InvalidRequest
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.profile import Profile
@@ -102,7 +102,7 @@ class RequestParser:
             pull=self._pulls(request, body, can_pull=translation.responder.pulls and not ephemeral),
             profile=self._profile,
             affinity=affinity_of(request, body.headers.dialogue)
-            if ephemeral and isinstance(request, Chat)
+            if ephemeral and isinstance(request, Prompt)
             else (),
             choices=translation.choices,
             num_bytes=pending.num_bytes,

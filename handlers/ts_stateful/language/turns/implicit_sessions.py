@@ -1,7 +1,7 @@
 """Conversations of clients that name no session: kept after each answer, for the request that continues them.
 
 Such a request has all messages. They are compared with those of the sessions here: text, and for images, pixels. So ids of
-replies stay as they were generated, and no message is encoded or prefilled again.
+replies stay as they were generated, and no message is encoded or prefilled again. Of a text without messages, ids are compared.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ts_stateful.language.network.load import Model
 from ts_stateful.language.turns.digests import digests_of, ends_of, starts_of
 from ts_stateful.language.turns.kv_lending import lend_kv
 from ts_stateful.protocol.chat import Chat, Respond
+from ts_stateful.protocol.requests import Prompt
 from ts_stateful.sessions.places import Reserve
 from ts_stateful.sessions.session import Residency, Session
 
@@ -41,8 +42,8 @@ _Session = Session[Context]
 class _Kept:
     """A session, and the digests of its messages up to each reply: the client's own, or one that ends a turn.
 
-    `starts` are digests of its first ids. An idle one also has its bytes, and the `head`: what the prompt of its last turn had
-    before the messages.
+    A text without messages has none of these `ends`. `starts` are digests of its first ids. An idle one also has its bytes, and
+    the `head`: what the prompt of its last turn had before the messages.
     """
 
     session: _Session
@@ -119,9 +120,9 @@ class ImplicitSessions(Reserve):
 
         Clients of the Responses API may send all items, and let each response open a session. Agents begin with the same tools,
         a system prompt may have the time at its end, and a client may have shortened a reply. So the session with most of the
-        same ids lends.
+        same ids lends. A text without messages whose prompt, and maybe reply, is continued gives its states away.
         """
-        if not (isinstance(sequence.command, Chat) and sequence.creates_session):
+        if not (isinstance(sequence.command, Prompt) and sequence.creates_session):
             return 0
         context, own = sequence.context, sequence.context.kv
         tokens, best, last = self._model.media_tokens, None, sequence.num_prompt - 1
@@ -137,11 +138,22 @@ class ImplicitSessions(Reserve):
             length = same_states(log, shown, sequence.ids, sequence.all_images, tokens)
             length = state.num_lent(min(length, last))
             if length >= max(most + 1, MIN_TOKENS):
-                best, most = state, length
+                best, most = kept, length
         if best is not None:
             context.cut(valid)
-            best.lend_kv(context, most)
+            self._lend(best, context, most)
         return 0 if context.kv is own else context.kv.length
+
+    def _lend(self, kept: _Kept, context: Context, length: int) -> None:
+        state = kept.session.state
+        is_text = kept.is_idle and not kept.ends
+        if is_text and length >= state.turns[-1].usage.prompt_tokens - 1:
+            self._remove(kept.session)
+            context.kv = state.kv
+            context.cut(length)
+            self.num_continued += 1
+        else:
+            state.lend_kv(context, length)
 
     def valid(self, sequence: Sequence) -> int:
         """Return the number of first ids of a turn for which the states of its session are valid."""
@@ -160,12 +172,14 @@ class ImplicitSessions(Reserve):
         self._table.forget(session)
         self._remove(session)
         num_bytes = session.state.device_bytes
-        keeps = self._is_on and isinstance(sequence.command, Chat) and bool(session.state.turns)
+        ends = ends_of(session) if isinstance(sequence.command, Chat) else []
+        is_found = bool(ends) or len(session.state.log) >= MIN_TOKENS
+        keeps = self._is_on and is_found and bool(session.state.turns)
         if not (keeps and 0 < num_bytes <= self._budget):
             self._shared.keep(session.state.shared)
             return
         session.last_used = self._clock.monotonic()
-        kept = self._idle[session.session_id] = self._made(session, ends_of(session))
+        kept = self._idle[session.session_id] = self._made(session, ends)
         kept.is_idle, kept.num_bytes, kept.head = True, num_bytes, _head(sequence)
         self.evict(max(0, self.num_bytes - self._budget))
         if len(self._idle) > _MOST:

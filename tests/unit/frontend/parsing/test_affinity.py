@@ -6,7 +6,7 @@ import pytest
 
 from ts_stateful.frontend.parsing.affinity import affinity_of
 from ts_stateful.frontend.parsing.headers import HeaderNames, RequestHeaders
-from ts_stateful.protocol.chat import Chat, Said
+from ts_stateful.protocol.chat import Chat, RawPrompt, Said
 from ts_stateful.protocol.requests import Image
 
 FIRST = (Said("system", ("Be brief.",)), Said("user", (None, "What is it?")))
@@ -41,6 +41,20 @@ def test_other_texts_roles_and_images_have_other_names() -> None:
         names(Said("system", ("Be brief.\ud800",)), FIRST[1]),
     ]
     assert len({found[0] for found in different}) == len(different)
+
+
+def test_a_text_names_those_that_begin_with_it() -> None:
+    """The next ones of a text that grows by less than its length find it, and short texts have no name."""
+    text = "".join(map(chr, range(300, 800)))
+    named = {n: affinity_of(RawPrompt(prompt=text[:n]), None) for n in (63, 64, 127, 128, 300, 500)}
+    assert named[63] == ()
+    assert named[64] == named[127]
+    assert named[127][0] in named[128][1:]
+    assert named[128][0] in named[300][1:]
+    assert named[300] == named[500]
+    assert named[64][0] not in named[300]
+    assert affinity_of(RawPrompt(prompt="x" + text[1:300]), None)[0] not in named[300]
+    assert affinity_of(RawPrompt(prompt=text), "chat-1") == names(*FIRST, dialogue="chat-1")
 
 
 def test_a_name_of_the_client_counts_alone() -> None:
