@@ -17,6 +17,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.running_ahead import ahead, with_graphs
 from tests.support.tiny import llama
 from ts_stateful.language.network.load import Model
+from ts_stateful.protocol.chat import RawPrompt
 from ts_stateful.protocol.events import EventKind
 from ts_stateful.protocol.requests import Cancel, Close, Fork, Open, Prompt, Rewind
 from ts_stateful.store.base import Store
@@ -52,6 +53,7 @@ class Asked:
     session: Any
     max_new_tokens: int
     cancelled: bool = False
+    text: str = ""  # of the prompt
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Schedules(RuleBasedStateMachine):
         self.harness = self.engine(settings, MemoryStore() if spills else None)
         self.talks: dict[str, Talk] = {}
         self.num_alone = 0
+        self.text = BEGINNING  # of the last prompt without a session, and its reply
         self.asked: dict[str, Asked] = {}
 
     def engine(self, config: dict[str, Any], store: Store | None) -> Harness:
@@ -119,14 +122,18 @@ class Schedules(RuleBasedStateMachine):
     @rule(
         ends=st.lists(st.sampled_from(["", "Why?", "And?"]), min_size=1, max_size=3),
         count=st.integers(0, 12),
+        kind=st.sampled_from([Prompt, RawPrompt]),
+        goes_on=st.booleans(),
     )
-    def prompt_alone(self, ends: list[str], count: int) -> None:
+    def prompt_alone(
+        self, ends: list[str], count: int, kind: type[Prompt], *, goes_on: bool
+    ) -> None:
         """With sessions of their own, that end with the answers; what they have in common is computed once."""
         for end in ends:
             self.num_alone += 1
-            command = Prompt(
+            command = kind(
                 session_id=f"alone{self.num_alone}",
-                prompt=BEGINNING + end,
+                prompt=(self.text if goes_on else BEGINNING) + end,
                 max_new_tokens=4,
                 ignore_eos=True,
             )
@@ -136,7 +143,7 @@ class Schedules(RuleBasedStateMachine):
             if sequence is None:  # it was refused at once, for want of memory or a place
                 assert self._code(request) in ("out_of_memory", "too_many_sessions")
             else:
-                self.asked[request] = Asked(self.ALONE, sequence.session, 4)
+                self.asked[request] = Asked(self.ALONE, sequence.session, 4, text=command.prompt)
         self.steps(count)
 
     @rule(name=NAMES)
@@ -276,6 +283,8 @@ class Schedules(RuleBasedStateMachine):
                 )
                 continue
             number = answer["turn"]
+            if asked.text:
+                self.text = asked.text + answer["text"]
             if asked.name in self.talks and self.harness_session(asked):
                 assert len(self.talks[asked.name].replies) == number - 1
                 self.talks[asked.name].replies.append(answer["text"])
