@@ -85,6 +85,9 @@ def test_the_doctor_examines_the_server(
     assert found["models"] == {server.name: "ready"}
     assert found["model_version"] == "1.0"
     assert found["limits"]["max_sessions"] > 0
+    metrics = ("--metrics-url", f"{server.metrics_url}/metrics")
+    printed = ("--url", f"{server.http_url}/predictions/{server.name}", *metrics)
+    assert examine(*printed, "--model", "missing") == found
     (missing,) = examine("--model", "missing", status=1)["findings"]
     assert server.name in missing["message"]
     (elsewhere,) = examine("--metrics-url", server.management_url)["findings"]

@@ -37,7 +37,7 @@ class FakeModel:
         self.workers = ["READY"]
         self.stuck = False  # by a customized description
         self.is_unnoticed = False  # that the worker is dead, which TorchServe calls READY
-        self.refuses: ClientError | None = None  # why it answers nothing
+        self.refuses: ClientError | StatefulError | None = None  # why it answers nothing
         self.deeds: list[str] = []
         self.num_refused = 0  # requests, as the server's metrics count them
         self._met: set[str] = set()  # ids that a sequence batch of the frontend polls

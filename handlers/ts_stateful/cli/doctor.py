@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import unquote
 
 from ts_stateful.cli.numbers import positive
 from ts_stateful.cli.terminal import Terminal
@@ -140,15 +141,17 @@ def _examined(options: argparse.Namespace) -> Iterator[ExaminedModel]:
         raise ValueError(
             f"the doctor needs HTTP, not {options.url}; give --url http:// or https://"
         )
+    # `ts-stateful serve` prints the URL of a model, and that of the metrics with their path.
+    _, _, named = address.path.partition("/predictions/")
+    name = unquote(named.partition("/")[0]) or options.model
     metrics = parse_address(options.metrics_url)
-    metrics_url = f"{metrics.scheme}://{metrics.authority}{metrics.path}/metrics"
+    path = metrics.path.removesuffix("/metrics")
+    metrics_url = f"{metrics.scheme}://{metrics.authority}{path}/metrics"
     token = {} if options.token is None else {"Authorization": f"Bearer {options.token}"}
-    settings = TransportOptions(
-        options.model, token, options.session_header, ca_file=options.ca_file
-    )
+    settings = TransportOptions(name, token, options.session_header, ca_file=options.ca_file)
     transport = HttpTransport(address, settings)
     management = Management(
         options.management_url, token=options.management_token, ca_file=options.ca_file
     )
     with contextlib.closing(transport), contextlib.closing(management):
-        yield ExaminedModel(options.model, management, transport, options.timeout, metrics_url)
+        yield ExaminedModel(name, management, transport, options.timeout, metrics_url)

@@ -14,8 +14,9 @@ from ts_stateful.doctor.evidence import Evidence
 from ts_stateful.protocol.answers import HelloAnswer
 from ts_stateful.protocol.errors import StatefulError, StoreFailed, TooManySessions
 
-__all__ = ["SEE_LOG", "URL_CURE", "facts_of", "front_findings", "session_findings"]
+__all__ = ["MODEL_CURE", "SEE_LOG", "URL_CURE", "facts_of", "front_findings", "session_findings"]
 
+MODEL_CURE = "name one of them with --model, or start the server with it"
 SEE_LOG = "see the server's log"
 URL_CURE = "give the address of the server's inference API with --url"
 
@@ -38,7 +39,7 @@ def front_findings(evidence: Evidence, readiness: Readiness) -> Iterator[Finding
     state, others = readiness.models.get(model), ", ".join(readiness.models)
     if state is None:
         message = f"the server has no model {model}; it has: {others}"
-        yield error("model", message, "name one of them with --model, or start the server with it")
+        yield error("model", message, MODEL_CURE)
     elif state != "ready":
         message = f"an engine of {model} is starting, or hangs and is killed after heartbeatSec"
         yield error(

@@ -12,10 +12,17 @@ from ts_stateful.config.check import Finding
 from ts_stateful.config.check.finding import error, warning
 from ts_stateful.config.check.modes import check_modes
 from ts_stateful.config.schema import FrontendConfig
-from ts_stateful.doctor.answers import SEE_LOG, URL_CURE, facts_of, front_findings, session_findings
+from ts_stateful.doctor.answers import (
+    MODEL_CURE,
+    SEE_LOG,
+    URL_CURE,
+    facts_of,
+    front_findings,
+    session_findings,
+)
 from ts_stateful.doctor.evidence import Evidence, Failure
 from ts_stateful.protocol.answers import HelloAnswer
-from ts_stateful.protocol.errors import EngineUnavailable
+from ts_stateful.protocol.errors import EngineUnavailable, ModelNotFound
 from ts_stateful.protocol.profile import Profile
 
 __all__ = ["RESTART", "Diagnosis", "Repair", "diagnose", "in_words"]
@@ -157,6 +164,8 @@ def _worker(evidence: Evidence, failure: Failure) -> tuple[Finding, Repair]:
         return error(
             "inference API", f"no server listens: {failure.message}", URL_CURE
         ), Repair.NONE
+    if isinstance(failure, ModelNotFound):
+        return error("model", failure.message, MODEL_CURE), Repair.NONE
     if description is None:
         cure = "give --management-url, so that workers are visible; or restart TorchServe"
         return error("worker", f"requests get no answer: {failure.message}", cure), Repair.NONE

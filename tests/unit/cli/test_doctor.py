@@ -21,6 +21,7 @@ from ts_stateful.protocol.errors import (
     EngineUnavailable,
     InternalError,
     InvalidRequest,
+    ModelNotFound,
     SessionExists,
     SessionMoved,
     StoreFailed,
@@ -179,6 +180,9 @@ def test_missing_parts_are_named() -> None:
     practice.management.is_reachable = False
     assert practice.healthy()
     assert practice.said.startswith("warning: management API: ")
+    practice.model.refuses = ModelNotFound("this server has smol")  # the front without TorchServe
+    assert not practice.healthy()
+    assert "error: model: this server has smol\n  cure: name one of them" in practice.said
     practice.model.is_up = False
     assert not practice.healthy(repair=True)
     assert practice.said.startswith("error: TorchServe: no server listens")
