@@ -17,7 +17,7 @@ from ts_stateful.config.control_groups import ControlGroups
 from ts_stateful.config.given_model import expand_home, find_model
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.config.sizes import ModelUnknown, TransformerSize
-from ts_stateful.config.store import STORE_FORMS, StoreConfig
+from ts_stateful.config.store import URL_FORMS, StoreConfig
 from ts_stateful.plan import START, Asked, make_plan
 
 __all__ = ["EPILOG", "add_options", "init"]
@@ -61,7 +61,7 @@ def init(options: argparse.Namespace) -> None:
     machine = ControlGroups().memory_bytes()
     default = "80GiB" if gpus else f"{max(1, machine // 2**30)}GiB"
     memory = _ask(f"Memory of {'one GPU' if gpus else 'the machine'}", num_bytes, default)
-    store = _ask(f"Store of sessions: {STORE_FORMS}", lambda url: StoreConfig(url=url), "none")
+    store = _ask(f"Store of sessions: {URL_FORMS}", lambda url: StoreConfig(url=url), "none")
     asked = Asked(
         sessions=sessions,
         model=model,

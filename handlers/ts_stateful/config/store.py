@@ -9,11 +9,9 @@ from ts_stateful.config.ranges import Count as _Count
 from ts_stateful.config.ranges import Positive as _Positive
 from ts_stateful.config.ranges import Settings, has_sound_host
 
-__all__ = ["STORE_FORMS", "StoreConfig"]
+__all__ = ["URL_FORMS", "StoreConfig"]
 
-STORE_FORMS = (
-    "file:///folder, redis://host:port/db, rediss://host:port/db, s3://bucket/prefix, none"
-)
+URL_FORMS = "file:///folder, redis://host:port/db, rediss://host:port/db, s3://bucket/prefix, none"
 _URL = re.compile(r"none$|file:///+[^/]|rediss?://|s3://[^/]")
 
 
@@ -47,7 +45,7 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
         hosts = url.partition("://")[2].partition("/")[0].rpartition("@")[2].split(",")  # sentinels
         if not (_URL.match(url) and all(has_sound_host(f"//{host}") for host in hosts)):
             # The store judges the rest.
-            raise ValueError(f"`url` has to be one of {STORE_FORMS}")
+            raise ValueError(f"`url` has to be one of {URL_FORMS}")
 
     @property
     def spill_bytes(self) -> int:

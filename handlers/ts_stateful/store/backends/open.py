@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from ts_stateful.config.schema import ConfigError, StoreConfig
-from ts_stateful.config.store import STORE_FORMS
+from ts_stateful.config.store import URL_FORMS
 from ts_stateful.store.backends.file import FileStore
 from ts_stateful.store.base import Store
 
@@ -63,7 +63,7 @@ def _open(url: str, options: StoreConfig) -> Store:
 
         return S3Store(url, timeout_s=options.timeout_sec)
     raise ConfigError(
-        f"handler.store.url: unknown scheme {parts.scheme or 'no'}://; use one of {STORE_FORMS}"
+        f"handler.store.url: unknown scheme {parts.scheme or 'no'}://; use one of {URL_FORMS}"
     )
 
 
