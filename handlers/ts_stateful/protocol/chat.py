@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from ts_stateful.protocol.requests import Command, Media, Prompt, Request
 
@@ -89,12 +89,24 @@ class Chat(Prompt, frozen=True, tag="chat", kw_only=True):
 
 
 class RawPrompt(Prompt, frozen=True, tag="raw", kw_only=True):
-    """A text that the reply continues, without a chat template.
+    """A text that the reply continues, without a chat template; its token `ids`, if there are any, stand for `prompt`.
 
-    With `others`, the choices of the request are divided among it and them, in their order. An engine gets one text.
+    With `others`, texts or ids, the choices of the request are divided among it and them, in their order. An engine gets one.
     """
 
-    others: tuple[str, ...] = ()
+    prompt: str = ""
+    ids: tuple[int, ...] = ()
+    others: tuple[str | tuple[int, ...], ...] = ()
+
+    @property
+    def texts(self) -> tuple[str | tuple[int, ...], ...]:
+        """All of its texts."""
+        return (self.ids or self.prompt, *self.others)
+
+    def with_text(self, text: str | tuple[int, ...]) -> RawPrompt:
+        """Return the same request for another text, or its ids."""
+        is_text = isinstance(text, str)
+        return structs.replace(self, prompt=text if is_text else "", ids=() if is_text else text)
 
 
 _Turn = Annotated[int, Meta(ge=1, le=2**31)]

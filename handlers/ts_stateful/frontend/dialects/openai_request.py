@@ -84,8 +84,12 @@ class _ChatBody(_Generation, frozen=True, kw_only=True):
     top_logprobs: TopLogprobs | None = None
 
 
+_TokenId = Annotated[int, Meta(ge=0, le=2**31)]
+_TokenIds = Annotated[list[_TokenId], Meta(min_length=1)]
+
+
 class _TextBody(_Generation, frozen=True, kw_only=True):
-    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=_MAX_PROMPTS)]
+    prompt: str | Annotated[list[str | _TokenId | _TokenIds], Meta(min_length=1)]
     logprobs: TopLogprobs | None = None  # the number of likeliest tokens beside each
 
 
@@ -148,13 +152,13 @@ def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     """Convert a JSON object to a request of a text's continuation. See `read_chat`."""
     fields = FieldFilter(strict=strict)
     body: _TextBody = convert(_supported(document, _TextBody, fields), _TextBody)
-    prompt, *others = (body.prompt,) if isinstance(body.prompt, str) else body.prompt
+    prompt, *others = _texts(body.prompt)
     choices = (body.n or 1) * (1 + len(others))
     if choices > _MAX_PROMPTS:
-        raise InvalidRequest(f"at most {_MAX_PROMPTS} replies to all prompts", field="n")
+        field = "n" if len(others) < _MAX_PROMPTS else "prompt"
+        raise InvalidRequest(f"at most {_MAX_PROMPTS} replies to all prompts", field=field)
     asked = format_of(body)
     raw = RawPrompt(
-        prompt=prompt,
         others=tuple(others),
         max_new_tokens=body.max_tokens or _MAX_TEXT,
         logprobs=body.logprobs is not None,
@@ -164,13 +168,28 @@ def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     )
     return Completion(
         model,
-        raw,
+        raw.with_text(prompt),
         _checked(body, fields),
         ignored=fields.ignored,
         format_field=asked.field,
         choices=choices,
         prompts=1 + len(others),
     )
+
+
+def _texts(prompt: str | list[str | int | list[int]]) -> list[str | tuple[int, ...]]:
+    """Return texts, or their token ids: of one text, its own list."""
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    ids = [part for part in parts if isinstance(part, int)]
+    if len(ids) == len(parts):
+        return [tuple(ids)]
+    if ids:
+        raise InvalidRequest("token ids stand in a list of their own", field="prompt")
+    return [
+        part if isinstance(part, str) else tuple(part)
+        for part in parts
+        if not isinstance(part, int)
+    ]
 
 
 def _checked(body: _Generation, fields: FieldFilter) -> bool:

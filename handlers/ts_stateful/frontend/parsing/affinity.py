@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from ts_stateful.protocol.chat import Chat, Said
+from ts_stateful.protocol.chat import Chat, RawPrompt, Said
 from ts_stateful.protocol.requests import Media, Prompt
 
 __all__ = ["affinity_of"]
@@ -28,7 +28,8 @@ def affinity_of(prompt: Prompt, dialogue: str | None) -> tuple[str, ...]:
         name = _digest([f"dialogue {dialogue}"])
         return name, name
     if not isinstance(prompt, Chat):
-        return _names_of_text(prompt.prompt)
+        ids = prompt.ids if isinstance(prompt, RawPrompt) else ()
+        return _names_of_text(" ".join(map(str, ids)) or prompt.prompt)
     messages = prompt.messages
     replies = [at for at, said in enumerate(messages) if said.role == "assistant"]
     beginnings = (messages, *(messages[:at] for at in replies[-1:]))

@@ -192,13 +192,13 @@ class ChatText:
         keep = common_prefix(log, whole)
         return Extension(keep, whole[keep:], rendered)
 
-    def raw(self, text: str) -> Extension:
-        """Return the context of a text without a template, read by the tokenizer as it is, control tokens included.
+    def raw(self, prompt: str | Sequence[int]) -> Extension:
+        """Return the context of a text without a template: ids, or what the tokenizer makes of it, control tokens included.
 
         Raises:
             InvalidRequest: it has no tokens, or one that stands for an image.
         """
-        ids = self._tokenizer(text).input_ids
+        ids = self._tokenizer(prompt).input_ids if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise InvalidRequest("it is empty; send at least one character", field="prompt")
         if (found := self._placeholders.find(ids)) is not None:
@@ -207,7 +207,7 @@ class ChatText:
                 " use chat completions",
                 field="prompt",
             )
-        return Extension(0, ids, text)
+        return Extension(0, ids, prompt if isinstance(prompt, str) else "")
 
     def _message(self, role: str, text: str, num_images: int = 0) -> Message:
         return Message(role, mark_control_tokens(text, self._controls), num_images)

@@ -100,7 +100,7 @@ class Preparation:
         sequence.number = len(sequence.context.turns) + 1
         check_number(command.turn, sequence.number)
         if isinstance(command, RawPrompt):
-            return text.raw(command.prompt)
+            return text.raw(command.ids or command.prompt)
         if isinstance(command, Respond) and not resumes:
             sequence.messages = _with_waiting_images(sequence, sent)
         elif sent:
@@ -227,6 +227,8 @@ def check_command(command: Open | Prompt, model: Model) -> None:
         vocab_size = model.forward.vocab_size
         _check_ids(command.stop_token_ids, "stop_token_ids", vocab_size)
         _check_ids(command.logit_bias, "logit_bias", vocab_size)
+        if isinstance(command, RawPrompt):
+            _check_ids(command.ids, "prompt", vocab_size)
         if isinstance(command, Chat) and command.tools and not model.text.knows_tools:
             raise InvalidRequest(
                 "this model cannot call tools: it has no chat template that shows them and no response template",

@@ -43,7 +43,7 @@ class Choices:
         """
         command = message.command
         assert isinstance(command, Prompt)
-        texts = (command.prompt, *command.others) if isinstance(command, RawPrompt) else ()
+        texts = command.texts if isinstance(command, RawPrompt) else ()
         per_text = message.choices // max(1, len(texts))
         ids = [f"{message.request_id}.{index}" for index in range(message.choices)]
         affinity = message.affinity or (ids[0],)
@@ -51,8 +51,8 @@ class Choices:
         for index, name in enumerate(ids):
             first = index - index % per_text
             seed = None if command.seed is None else (command.seed + index - first) % _SEEDS
-            if texts:
-                command = structs.replace(command, prompt=texts[index // per_text], others=())
+            if isinstance(command, RawPrompt):
+                command = structs.replace(command.with_text(texts[index // per_text]), others=())
             session_id = command.session_id if index == 0 else _session_id(message.principal)
             made.append(
                 structs.replace(

@@ -608,13 +608,33 @@ def test_a_text_is_continued() -> None:
     assert exchange.pending.ignored == ("user",)
 
 
+def test_a_text_may_be_its_token_ids() -> None:
+    """As evaluation programs send it; several are divided among the choices."""
+
+    def texts(prompt: Any) -> Any:
+        submit = ask({"prompt": prompt}, headers=TEXT).submit
+        command = submit.command
+        assert isinstance(command, RawPrompt)
+        assert submit.choices == len(command.texts)
+        return command.texts
+
+    assert texts([7, 8]) == ((7, 8),)
+    assert texts([[7, 8]]) == ((7, 8),)
+    assert texts([[7, 8], "Once", [9]]) == ((7, 8), "Once", (9,))
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, [2]]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
         ({"prompt": 65 * ["a"]}, "prompt"),
+        ({"prompt": 65 * [[1]]}, "prompt"),
         ({"prompt": 9 * ["a"], "n": 8}, "n"),
-        ({"prompt": [1, 2]}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),

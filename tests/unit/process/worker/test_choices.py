@@ -31,10 +31,11 @@ def test_each_choice_has_a_seed_and_a_session_of_its_own() -> None:
 
 def test_each_text_has_its_choices() -> None:
     """In the order of the texts; the seeds are the same for each."""
-    text = RawPrompt(session_id="s", prompt="a", others=("b",), temperature=1.0, seed=5)
+    text = RawPrompt(session_id="s", prompt="a", others=((7, 8),), temperature=1.0, seed=5)
     made = Choices().split(Submit("r", text, creates_session=True, ephemeral=True, choices=4))
     commands = [one.command for one in made]
-    assert [one.prompt for one in commands] == ["a", "a", "b", "b"]  # type: ignore[union-attr]
+    assert [one.prompt for one in commands] == ["a", "a", "", ""]  # type: ignore[union-attr]
+    assert [one.ids for one in commands] == [(), (), (7, 8), (7, 8)]  # type: ignore[union-attr]
     assert [one.seed for one in commands] == [5, 6, 5, 6]  # type: ignore[union-attr]
     assert all(one.others == () for one in commands)  # type: ignore[union-attr]
 
