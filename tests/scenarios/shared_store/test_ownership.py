@@ -11,7 +11,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.store_engines import FailingStore, ask, code, expire
 from ts_stateful.language.network.load import Model
 from ts_stateful.protocol.chat import Discard, Recall, Respond, Said
-from ts_stateful.protocol.requests import Close, Continue, Fork, Info, Request, Rewind
+from ts_stateful.protocol.requests import Close, Continue, Fork, Info, Open, Request, Rewind
 
 SAID = (Said("user", ("One",)),)
 
@@ -214,6 +214,35 @@ def test_the_id_of_a_fork_is_opened_once(first: Harness, second: Harness) -> Non
     refused = second.last(fork)["error"]
     assert (refused["code"], refused["field"]) == ("session_exists", "new_session_id")
     assert second.ask(structs.replace(ask(), session_id="taken"))["turn"] == 1
+
+
+@pytest.mark.parametrize(
+    "opening", [Open(session_id="s"), Fork(session_id="source", new_session_id="s")]
+)
+def test_an_id_whose_first_write_fails_is_free(
+    opening: Open | Fork, first: Harness, store: FailingStore
+) -> None:
+    """A client that repeats the request meanwhile gets no `session_exists`, by which it would take the session for open."""
+    first.open("source")
+
+    def submit() -> str:
+        request = first.submit(opening, creates_session=True)
+        first.hear()
+        if isinstance(opening, Fork):  # it looks for turns of its source first
+            first.work(-1)
+            first.hear()
+        elif first.engine.busy:
+            first.engine.step()
+        return request
+
+    begun, repeated = submit(), submit()
+    store.fails = True
+    first.work(0)
+    store.fails = False
+    first.run()
+    assert code(first.last(begun)) == "store_unavailable"
+    assert first.last(repeated)["session_id"] == "s"
+    assert first.ask(ask())["turn"] == 1
 
 
 def test_an_expired_session_is_not_taken_over(

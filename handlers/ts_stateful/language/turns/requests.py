@@ -8,7 +8,7 @@ from functools import partial
 from ts_stateful.engine.core import EngineCore
 from ts_stateful.engine.waiting import PendingRequest
 from ts_stateful.language.conversation.context import Context
-from ts_stateful.language.conversation.turn import Sequence
+from ts_stateful.language.conversation.turn import Sequence, TurnStatus
 from ts_stateful.language.encoders.uploads import Uploads
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.logprobs import Chosen
@@ -72,7 +72,7 @@ class LanguageRequests:
             greeting = reports.hello(self._core, self._model, message.profile)
             self._outbox.answer(request_id, greeting)
         elif isinstance(command, Open):
-            if not self._idempotency.opened_before(message):
+            if not (self._idempotency.opened_before(message) or self._follows(message)):
                 self._admit(self._new_session(message, command), command, message, command.media)
         elif isinstance(command, Prompt):
             self._prompt(message, command)
@@ -83,7 +83,8 @@ class LanguageRequests:
         elif isinstance(command, Close):
             self._close(message, command)
         elif isinstance(command, Fork):
-            if not (message.is_retry and self._branches.forked_before(request_id, command)):
+            is_done = message.is_retry and self._branches.forked_before(request_id, command)
+            if not (is_done or self._follows(message)):
                 self._branches.fork(request_id, self._session(command.session_id), command)
         elif isinstance(command, Rewind):
             self._branches.rewind(request_id, self._session(command.session_id), command)
@@ -102,6 +103,19 @@ class LanguageRequests:
             raise InvalidRequest(
                 "this model holds conversations: it takes `prompt`, not `step`", field="type"
             )
+
+    def _follows(self, message: Submit) -> bool:
+        """Return True if the session that a request opens is being written, which may fail: it is admitted after that."""
+        command = message.command
+        name = command.new_session_id if isinstance(command, Fork) else command.session_id
+        work = self._table.get(name).work if name and name in self._table else ()
+        first = work[0] if work else None
+        if first is None or first.status is not TurnStatus.COMMITTING:
+            return False
+        if not (first.creates_session or isinstance(first.command, Fork)):
+            return False
+        first.followers.append(message)
+        return True
 
     def describe(self, session: Session[Context]) -> SessionInfo:
         """Return the answer to an `info`."""
