@@ -15,7 +15,6 @@ from transformers import (
 )
 
 from tests.support.tiny.published import Checkpoint, loaded
-from tests.support.tiny.releases import broken_in
 from tests.support.tiny.seeing import TOWER
 from tests.support.tiny.small import SMALL, mute
 from tests.support.tiny.text import MIXED, WINDOW
@@ -56,7 +55,6 @@ def cohere2_vision() -> Model:
 
 
 def _llama4() -> Checkpoint:
-    broken_in("5.24.0", "this model's forward reads an output that does not exist")
     torch.manual_seed(80)
     special = (
         "<|begin_of_text|>",

@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     PreTrainedModel,
 )
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from ts_stateful.config.check import check_checkpoint
 from ts_stateful.config.schema import ConfigError, HandlerConfig
@@ -36,6 +37,10 @@ __all__ = ["hears", "read_checkpoint"]
 logger = logging.getLogger(__name__)
 
 _EXHAUSTED = ("allocate memory", "out of memory", "start new thread")  # limits of the process
+
+# transformers 5.24.0 reads this in every pass of Llama 4, whose text half lacks it.
+if not hasattr(MoeCausalLMOutputWithPast, "image_outputs"):
+    MoeCausalLMOutputWithPast.image_outputs = None
 
 
 class Checkpoint(NamedTuple):
