@@ -216,9 +216,10 @@ def test_the_id_of_a_fork_is_opened_once(first: Harness, second: Harness) -> Non
     assert second.ask(structs.replace(ask(), session_id="taken"))["turn"] == 1
 
 
-@pytest.mark.parametrize(
-    "opening", [Open(session_id="s"), Fork(session_id="source", new_session_id="s")]
-)
+OPENINGS = Open(session_id="s"), Fork(session_id="source", new_session_id="s")
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
 def test_an_id_whose_first_write_fails_is_free(
     opening: Open | Fork, first: Harness, store: FailingStore
 ) -> None:
@@ -243,6 +244,16 @@ def test_an_id_whose_first_write_fails_is_free(
     assert code(first.last(begun)) == "store_unavailable"
     assert first.last(repeated)["session_id"] == "s"
     assert first.ask(ask())["turn"] == 1
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_the_id_of_an_expired_session_is_free(opening: Open | Fork, first: Harness) -> None:
+    """At once, not when the engine looks for expired sessions next."""
+    first.open("s")
+    first.clock.now += 30
+    first.open("source")
+    first.clock.now += 31
+    assert first.ask(opening, creates_session=True)["session_id"] == "s"
 
 
 def test_an_expired_session_is_not_taken_over(

@@ -64,15 +64,15 @@ class LanguageRequests:
 
     def handle(self, request: PendingRequest) -> None:
         """Take a request."""
-        if self._idempotency.closed_before(request):
-            return
         message, command = request.message, request.message.command
+        if self._idempotency.closed_before(request) or self._follows(message):
+            return
         request_id = message.request_id
         if isinstance(command, Hello):
             greeting = reports.hello(self._core, self._model, message.profile)
             self._outbox.answer(request_id, greeting)
         elif isinstance(command, Open):
-            if not (self._idempotency.opened_before(message) or self._follows(message)):
+            if not self._idempotency.opened_before(message):
                 self._admit(self._new_session(message, command), command, message, command.media)
         elif isinstance(command, Prompt):
             self._prompt(message, command)
@@ -83,8 +83,7 @@ class LanguageRequests:
         elif isinstance(command, Close):
             self._close(message, command)
         elif isinstance(command, Fork):
-            is_done = message.is_retry and self._branches.forked_before(request_id, command)
-            if not (is_done or self._follows(message)):
+            if not (message.is_retry and self._branches.forked_before(request_id, command)):
                 self._branches.fork(request_id, self._session(command.session_id), command)
         elif isinstance(command, Rewind):
             self._branches.rewind(request_id, self._session(command.session_id), command)
@@ -105,17 +104,21 @@ class LanguageRequests:
             )
 
     def _follows(self, message: Submit) -> bool:
-        """Return True if the session that a request opens is being written, which may fail: it is admitted after that."""
+        """Return True if an `open` or `fork` waits for the one that is writing its session, because that may fail."""
         command = message.command
+        if not isinstance(command, Open | Fork):
+            return False
         name = command.new_session_id if isinstance(command, Fork) else command.session_id
-        work = self._table.get(name).work if name and name in self._table else ()
-        first = work[0] if work else None
-        if first is None or first.status is not TurnStatus.COMMITTING:
+        self._table.expire()  # the id of a session that has expired is free
+        if name is None or name not in self._table:
             return False
-        if not (first.creates_session or isinstance(first.command, Fork)):
+        work = self._table.get(name, in_turn=True).work
+        if not work or work[0].status is not TurnStatus.COMMITTING:
             return False
-        first.followers.append(message)
-        return True
+        opens: bool = work[0].creates_session or isinstance(work[0].command, Fork)
+        if opens:
+            work[0].followers.append(message)
+        return opens
 
     def describe(self, session: Session[Context]) -> SessionInfo:
         """Return the answer to an `info`."""
