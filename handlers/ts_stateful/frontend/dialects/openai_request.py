@@ -85,7 +85,7 @@ class _ChatBody(_Generation, frozen=True, kw_only=True):
 
 
 _TokenId = Annotated[int, Meta(ge=0, le=2**31)]
-_TokenIds = Annotated[list[_TokenId], Meta(min_length=1)]
+_TokenIds = Annotated[tuple[_TokenId, ...], Meta(min_length=1)]
 
 
 class _TextBody(_Generation, frozen=True, kw_only=True):
@@ -177,19 +177,14 @@ def read_text(document: dict[str, Any], model: str, *, strict: bool = False) -> 
     )
 
 
-def _texts(prompt: str | list[str | int | list[int]]) -> list[str | tuple[int, ...]]:
+def _texts(prompt: str | list[str | int | tuple[int, ...]]) -> list[str | tuple[int, ...]]:
     """Return texts, or their token ids: of one text, its own list."""
     parts = [prompt] if isinstance(prompt, str) else prompt
-    ids = [part for part in parts if isinstance(part, int)]
-    if len(ids) == len(parts):
-        return [tuple(ids)]
-    if ids:
+    ids = tuple(part for part in parts if isinstance(part, int))
+    texts = [part for part in parts if not isinstance(part, int)]
+    if ids and texts:
         raise InvalidRequest("token ids stand in a list of their own", field="prompt")
-    return [
-        part if isinstance(part, str) else tuple(part)
-        for part in parts
-        if not isinstance(part, int)
-    ]
+    return texts or [ids]
 
 
 def _checked(body: _Generation, fields: FieldFilter) -> bool:
