@@ -108,9 +108,8 @@ class AsgiServer(LocalServer):
         self._is_stopping = True
         with self._starting:
             front = self._front
-        for one in self._sockets:  # the port refuses clients as soon as the front takes none
-            one.close()
-        self._sockets = []
+        while self._sockets:  # the ports refuse clients as soon as the front takes none
+            self._sockets.pop().close()
         if front is not None and front.poll() is None:
             front.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):

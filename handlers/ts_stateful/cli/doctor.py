@@ -74,7 +74,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "examine again after this time, until interrupted, and print changes"
     add("--watch", type=positive, metavar="SECONDS", help=text)
     add("--json", action="store_true", help="print one JSON document")
-    add("--model", default="chat", help="name of the model (default: %(default)s)")
+    text = "name of the model, where --url has none (default: %(default)s)"
+    add("--model", default="chat", help=text)
     here = "http://127.0.0.1"
     url = os.environ.get("TS_STATEFUL_URL") or f"{here}:8080"
     for flag, default, text in (

@@ -215,8 +215,7 @@ def _document(reply: Reply) -> dict[str, Any]:
 
 
 def _prompt_options(options: argparse.Namespace) -> PromptOptions:
-    names = sorted(PromptOptions.__optional_keys__)
-    given = {name: getattr(options, name, None) for name in names}
+    given = {name: getattr(options, name, None) for name in PromptOptions.__optional_keys__}
     return cast(
         "PromptOptions", {name: value for name, value in given.items() if value is not None}
     )

@@ -16,19 +16,17 @@ from ts_stateful.protocol.errors import StatefulError, StoreFailed, TooManySessi
 
 __all__ = ["MODEL_CURE", "SEE_LOG", "URL_CURE", "facts_of", "front_findings", "session_findings"]
 
-MODEL_CURE = "name one of them with --model, or start the server with it"
+MODEL_CURE = "name one of them with --model or in --url, or start the server with it"
 SEE_LOG = "see the server's log"
 URL_CURE = "give the address of the server's inference API with --url"
 
 
 def facts_of(evidence: Evidence) -> dict[str, Any]:
     """Return what a front without TorchServe has reported of itself; empty for TorchServe."""
-    facts = (
-        structs.asdict(evidence.description) if isinstance(evidence.description, Readiness) else {}
-    )
-    if facts and evidence.version is not None:
-        facts["model_version"] = evidence.version
-    if facts and isinstance(evidence.hello, HelloAnswer):
+    if not isinstance(evidence.description, Readiness):
+        return {}
+    facts = structs.asdict(evidence.description) | {"model_version": evidence.version}
+    if isinstance(evidence.hello, HelloAnswer):
         facts["limits"] = structs.asdict(evidence.hello.limits)
     return {name: fact for name, fact in facts.items() if fact}
 

@@ -138,7 +138,7 @@ def _management(evidence: Evidence) -> Iterator[Finding]:
         yield error(
             "model",
             f"TorchServe has no model {evidence.model}; it has: {others}",
-            "name one of them with --model, or start TorchServe with `--models chat=chat.mar`",
+            "name one of them with --model or in --url, or start TorchServe with `--models chat=chat.mar`",
         )
     elif _kind(refused) == "InvalidKeyException":
         yield warning(

@@ -94,11 +94,10 @@ class ExaminedModel:
     def _new_ids(self, seen: Evidence) -> bool | None:
         """Return True if new ids get answers while known ones hang; None if that is no question."""
         description = seen.description
-        if not isinstance(description, Description) or not isinstance(
-            seen.worker, DeadlineExceeded
-        ):
+        hangs = isinstance(seen.worker, DeadlineExceeded) and not seen.has_exited
+        if not (hangs and isinstance(description, Description)):
             return None
-        if not description.stateful or not description.is_ready or seen.has_exited:
+        if not (description.stateful and description.is_ready):
             return None
         return any(self._worker(None) is None for _ in range(_NEW_IDS))
 
