@@ -127,6 +127,9 @@ class Dispatcher:
             return
         # The engine that has had a session of this id comes first: it can answer even if that session has ended.
         up = [link for link in self._links if link.takes_sessions] or self._links
+        if known is not None and len(message.affinity) > 2:  # of a text: many may begin alike
+            fewest = min(len(link.in_flight) for link in up)
+            known = known if len(known.in_flight) <= 1 + 2 * fewest else None
         best = sorted(up, key=lambda link: (link is not known, link.load))
         engines = tuple(link.index for link in best)
         if isinstance(command, Fork):

@@ -17,7 +17,7 @@ from tests.support.worker import Worker, eventually
 from ts_stateful.config.schema import load_config
 from ts_stateful.frontend.parsing.affinity import affinity_of
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel
-from ts_stateful.protocol.chat import Chat, Said
+from ts_stateful.protocol.chat import Chat, RawPrompt, Said
 from ts_stateful.protocol.errors import SessionExists
 from ts_stateful.protocol.events import Event, EventKind, Submit
 from ts_stateful.protocol.requests import Close, Fork, Hello, Info, Open, Prompt
@@ -99,6 +99,26 @@ def test_a_conversation_without_a_session_stays_on_its_engine(worker: Worker) ->
     described = worker.describe()
     assert described["implicit_continued"] == 8
     assert all(engine["implicit_sessions"] > 0 for engine in described["engines"])
+
+
+def test_texts_with_the_same_beginning_use_all_engines(worker: Worker) -> None:
+    """As the questions of an evaluation do, after the same examples. One after the other, they stay where the beginning is."""
+
+    def submit(number: int) -> str:
+        text = 30 * "All of it. " + 4 * f"{number} is the number. "
+        raw = RawPrompt(session_id=f"{number}", prompt=text, max_new_tokens=200, ignore_eos=True)
+        affinity = affinity_of(raw, None)
+        return worker.submit(raw, creates_session=True, ephemeral=True, affinity=affinity)
+
+    def kept() -> list[int]:
+        return sorted(engine["implicit_sessions"] for engine in worker.describe()["engines"])
+
+    for number in (1, 2):
+        worker.wait(submit(number))
+    assert kept() == [0, 2]
+    for request in [submit(number) for number in range(3, 7)]:
+        worker.wait(request)
+    assert kept()[0] > 0
 
 
 def test_several_replies_are_made_on_one_engine(worker: Worker) -> None:
