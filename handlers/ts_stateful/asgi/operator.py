@@ -40,6 +40,7 @@ logger = logging.getLogger("ts_stateful.admin")
 
 _ANSWER_S = 30.0  # for an engine in a long pass
 _CLOSES = 16  # at a time, since they count as requests in flight
+_NOT_FOUND = "no engine has this session; `ts-stateful sessions` lists all that are here"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -90,7 +91,7 @@ class Operator:
         sessions = (await self.sessions())["sessions"]
         found = [one for one in sessions if one["session_id"] == session_id]
         if not found:
-            raise _not_found()
+            raise SessionNotFound(_NOT_FOUND)
         return {"sessions": found}
 
     async def evict(self, session_id: str) -> dict[str, Any]:
@@ -219,7 +220,7 @@ class Operator:
         if not listed and missing:
             raise EngineUnavailable("an engine does not answer; try again later", retry_after_s=1.0)
         if not listed:
-            raise _not_found()
+            raise SessionNotFound(_NOT_FOUND)
         logger.info("%s: session %s", verb, shortened(session_id))
         return {"sessions": listed}
 
@@ -265,9 +266,3 @@ def _ids_of(tenant: str, outcome: Outcome) -> Iterator[str]:
 def _is_of(asked: str, tenant: str | None) -> bool:
     """Return True if a tenant is the one asked for, by its name or its digits."""
     return tenant is not None and tenant in (asked, tenant_digits(asked))
-
-
-def _not_found() -> SessionNotFound:
-    return SessionNotFound(
-        "no engine has this session; `ts-stateful sessions` lists all that are here"
-    )

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ts_stateful.config.check import Finding, read_document
+from ts_stateful.config.check import read_settings
 from ts_stateful.config.edit import completed, edited
 from ts_stateful.config.given_model import expand_home, find_given_model
 from ts_stateful.config.manifest import CONFIG, MANIFEST, read_manifest
@@ -76,7 +76,7 @@ def open_source(
     if given and path.is_dir():  # not the working directory for an unset variable
         return _folder(path.resolve(), name or unnamed, config)
     model = find_given_model(given)
-    document = edited(_document(config or model.config), model=model.setting)
+    document = edited(completed(read_settings(config or model.config)), model=model.setting)
     inside = make_private(folder / uuid.uuid4().hex) if model.file is None else model.file.parent
     return ModelSource(_checked(name or unnamed), "1.0", str(inside.resolve()), document)
 
@@ -96,7 +96,7 @@ def _unpacked(path: Path, folder: Path) -> Path:
 
 def _archive(folder: Path, name: str | None, config: Path | None) -> ModelSource:
     packed = read_manifest(folder)
-    document = _document(config or folder / packed.config_file)
+    document = completed(read_settings(config or folder / packed.config_file))
     return ModelSource(_checked(name or packed.name), packed.version, str(folder), document)
 
 
@@ -107,17 +107,10 @@ def _folder(folder: Path, name: str, config: Path | None) -> ModelSource:
         config = inside
     if config is None and not is_model:
         raise ConfigError(f"{folder}: has neither {CONFIG} nor a model's config.json")
-    document = _document(config)
+    document = completed(read_settings(config))
     if is_model:
         document = edited(document, model=str(folder))
     return ModelSource(_checked(name), "1.0", str(folder), document)
-
-
-def _document(path: Path | None) -> dict[str, Any]:
-    document = {} if path is None else read_document(path)
-    if isinstance(document, Finding):
-        raise ConfigError(document.reason)
-    return completed(document or {})
 
 
 def _checked(name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ts_stateful.cli.terminal import Terminal
-from ts_stateful.config.check import Finding, check_file, read_document, summary
+from ts_stateful.config.check import check_file, read_settings, summary
 from ts_stateful.config.edit import completed
 from ts_stateful.config.given_model import find_given_model, find_model
 from ts_stateful.config.schema import load_config
@@ -32,8 +32,7 @@ def check(path: Path, model_name: str | None, *, as_json: bool = False) -> bool:
         model = find_model(model_name)
     findings = check_file(path, model, None if model_name is None else Path(model_name))
     works = all(finding.severity != "error" for finding in findings)
-    given = read_document(path)
-    given = {} if isinstance(given, Finding) or given is None else given
+    given = read_settings(path) if works else {}
     document = completed(given) if works else {}
     config = load_config(document) if works else None
     if config is not None and program is not None:

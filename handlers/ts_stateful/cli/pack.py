@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from ts_stateful.config.check import Finding, check_checkpoint, check_config, read_document
+from ts_stateful.config.check import Finding, check_checkpoint, check_config, read_settings
 from ts_stateful.config.check.finding import error, warning
 from ts_stateful.config.check.template import check_template_file
 from ts_stateful.config.edit import completed, edited
@@ -136,11 +136,7 @@ def _check_packed(config: Config, files: Path | None) -> Iterator[Finding]:
 def _document(options: argparse.Namespace, model: GivenModel | None) -> dict[str, Any]:
     """Return the configuration to pack."""
     beside, setting = (None, None) if model is None else (model.config, model.setting)
-    path = options.config or beside
-    document = {} if path is None else read_document(path)
-    if isinstance(document, Finding):
-        raise ConfigError(document.reason)
-    document = document or {}
+    document = read_settings(options.config or beside)
     load_config(document)  # or `edited` would stumble over a wrong type
     profile = Profile(options.profile) if options.profile else None
     return completed(edited(document, model=setting, profile=profile))

@@ -15,9 +15,9 @@ import yaml
 from ts_stateful.cli.numbers import num_bytes, positive, whole
 from ts_stateful.cli.terminal import Terminal
 from ts_stateful.config.adapters import read_adapter
-from ts_stateful.config.check import Finding, read_document
+from ts_stateful.config.check import read_settings
 from ts_stateful.config.given_model import expand_home, find_model
-from ts_stateful.config.schema import Config, ConfigError, load_config
+from ts_stateful.config.schema import Config, load_config
 from ts_stateful.config.sizes import DTYPE_BYTES, StatesSize
 from ts_stateful.plan import Asked, PlanRefused, make_plan
 from ts_stateful.protocol.profile import TORCHSERVE_PROFILES, Profile
@@ -93,9 +93,7 @@ def plan(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     Raises:
         PlanRefused, ModelUnknown, ConfigError: nothing was printed; the message has the reason and the remedy.
     """
-    kept = {} if options.config is None else read_document(options.config) or {}
-    if isinstance(kept, Finding):
-        raise ConfigError(f"{kept.key} {kept.message}")
+    kept = read_settings(options.config)
     config = load_config(kept)
     adapters = _adapters(options, config)
     here = {name: folder for name, folder in adapters.items() if folder.is_dir()}

@@ -142,7 +142,7 @@ def test_bytes_of_a_state_can_be_given(capsys: pytest.CaptureFixture[str]) -> No
     ("options", "status", "message"),
     [
         ("--sessions 5 --model no/such/folder", 1, "neither a folder"),
-        ("--sessions 5 --config none.yaml", 1, "cannot be read"),
+        ("--sessions 5 --config none.yaml", 1, "give a readable file"),
         ("--sessions 5 --model {model} --memory 4GiB", 1, "ask for --memory 7GiB"),
         ("--sessions 5 --model {model} --state-bytes 5", 1, "--model is for language models"),
         ("--sessions 90000 --profile sequence", 1, "--profile continuous"),

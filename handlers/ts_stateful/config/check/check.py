@@ -28,7 +28,7 @@ from ts_stateful.config.schema import Config, ConfigError, HandlerConfig, load_c
 from ts_stateful.config.sizes import TransformerSize
 from ts_stateful.protocol.unknown import similar
 
-__all__ = ["check_config", "check_file", "check_names", "read_document"]
+__all__ = ["check_config", "check_file", "check_names", "read_settings"]
 
 # Of TorchServe 0.12.0's `ModelConfig`, and of this package.
 _KNOWN = (
@@ -68,13 +68,13 @@ def check_file(
     Keys that are left out count as `completed` sets them.
     The model's folder is `model_folder`, or that of `handler.model` if it is on this machine.
     """
-    document = read_document(path)
+    document = _document(path)
     if isinstance(document, Finding):
         return [document]
     try:
-        config = load_config(completed(document or {}))
+        config = load_config(completed(document))
         findings = [*check_config(config, model), *_check_adapters(config.handler, path.parent)]
-        findings += check_names(document or {})
+        findings += check_names(document)
         if config.state is None:
             findings += check_template_file(config.handler, path.parent)
             folders = (path.parent / config.handler.model, expand_home(config.handler.model))
@@ -90,8 +90,15 @@ def check_file(
         return [error(str(path), message, "see docs/configuration.md")]
 
 
-def read_document(path: Path) -> dict[str, Any] | Finding | None:
-    """Read the mapping in a YAML file, None for an empty one, or a finding if there is no mapping."""
+def read_settings(path: Path | None) -> dict[str, Any]:
+    """Read the mapping in a YAML file, or raise `ConfigError`; without a file it is empty."""
+    document = {} if path is None else _document(path)
+    if isinstance(document, Finding):
+        raise ConfigError(document.reason)
+    return document
+
+
+def _document(path: Path) -> dict[str, Any] | Finding:
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as reason:
@@ -100,7 +107,7 @@ def read_document(path: Path) -> dict[str, Any] | Finding | None:
         return error(str(path), f"is not a valid YAML file: {reason}", "correct it")
     if not isinstance(document, dict | None):
         return error(str(path), "is not a mapping of keys to values", "see model-config.yaml")
-    return document
+    return document or {}
 
 
 def check_names(document: Mapping[str, Any]) -> Iterator[Finding]:
