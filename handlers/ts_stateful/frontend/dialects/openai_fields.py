@@ -110,11 +110,9 @@ class FieldFilter:
                 continue
             if name in names:
                 wanted[name] = value
-            elif name in table.repeated:
-                continue
             elif name in table.neutral:
                 raise InvalidRequest(_unsupported(neutral), field=f"{place}{name}")
-            else:
+            elif name not in table.repeated:
                 self.ignore(re.sub(r"\[\d+\]", "[]", place) + name, f"{place}{name}")
         return wanted
 
