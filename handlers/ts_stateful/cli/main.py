@@ -117,10 +117,9 @@ def _talk(options: argparse.Namespace) -> int:
     try:
         if options.command == "chat":
             return _page(options) if options.web else _chat(options)
+        talk = _prompt if options.command == "prompt" else _info
         with _connect(options) as server, waiting(server):
-            return (
-                _prompt(server, options) if options.command == "prompt" else _info(server, options)
-            )
+            return talk(server, options)
     except ServerUnreachable as error:
         reason = error.message.removesuffix(": OK").rpartition(": ")[2]  # gRPC adds both ends
         remedy = next(remedy for part, remedy in _REMEDIES.items() if part in error.message)
@@ -175,25 +174,17 @@ def _page(options: argparse.Namespace) -> int:
 
 def _prompt(server: Server, options: argparse.Namespace) -> int:
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
+    asked, media = _prompt_options(options), {"images": options.image, "audio": options.audio}
     if options.session:
-        session = server.attach(options.session)
-        _print_reply(session, text, options, options.image, options.audio)
+        _print_reply(server.attach(options.session).prompt(text, **media, **asked), options)
     else:
-        opened = server.open(images=options.image, audio=options.audio, system=options.system)
-        with opened as session:
-            _print_reply(session, text, options, (), ())
+        with server.open(system=options.system, **media) as session:
+            _print_reply(session.prompt(text, **asked), options)
     return _OK
 
 
-def _print_reply(
-    session: Session,
-    text: str,
-    options: argparse.Namespace,
-    images: Sequence[str],
-    audio: Sequence[str],
-) -> None:
+def _print_reply(reply: Reply, options: argparse.Namespace) -> None:
     terminal = Terminal(sys.stdout)
-    reply = session.prompt(text, images=images, audio=audio, **_prompt_options(options))
     if options.json:
         reply.result()
         terminal.line(json.dumps(_document(reply), ensure_ascii=False))
