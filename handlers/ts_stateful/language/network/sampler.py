@@ -1,6 +1,9 @@
-"""Choice of tokens from logits: greedy, or temperature, top-k and top-p, vectorized over rows.
+"""Choice of tokens from logits: greedy, or temperature, top-k, top-p and min-p, vectorized over rows.
 
-A row's random number depends on its seed and its position only. So a turn gives the same text in any batch, and after a crash.
+A draw is a race (Gumbel, 1954; https://arxiv.org/abs/1611.00712): each token arrives after a random time with the rate of its
+probability, and the first one is taken. The random number of a token depends on it, the seed and the position alone. So a turn
+gives the same text in any batch, and after a crash. And logits that differ a little, such as those of guesses, give the same
+token nearly always.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ from torch import Tensor
 
 from ts_stateful.language.kv.to_device import to_device
 
-__all__ = ["DrawRows", "SamplingRow", "choose_tokens", "sample", "uniform"]
+__all__ = ["DrawRows", "SamplingRow", "choose_tokens", "keys_of", "sample"]
 
 DrawRows = Callable[..., None]  # of the compiled library: see `cpu_kernels/src/draw.h`
 _Numbers = NDArray[Any]
 _Array = Any  # of torch or of numpy
-_MASK = 2**64 - 1
-# Tokens with more than such a share of the likeliest's probability are sorted; those with the first are enough for most draws.
+_MASK, _HALF = 2**64 - 1, 2**32 - 1
+# Tokens with more than such a share of the likeliest's probability are sorted; those with the first are enough for most rows.
 _SHARES = (2.0**-12, 2.0**-24, 0.0)
 
 
@@ -37,12 +40,13 @@ class SamplingRow(NamedTuple):
     position: int = 0
 
 
-def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1) from a seed and a position: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+def keys_of(seed: int, position: int) -> tuple[int, int]:
+    """Return two numbers of 32 bits from a seed and a position: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     z = (seed * 0xD1342543DE82EF95 + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return ((z ^ (z >> 31)) >> 11) / 2**53
+    z ^= z >> 31
+    return z >> 32, z & _HALF
 
 
 def sample(
@@ -83,18 +87,29 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow], kernel: DrawRows | None) 
             row.top_k if 0 < row.top_k < vocabulary else math.inf,
             row.top_p,
             row.min_p,
-            uniform(row.seed, row.position),
+            *keys_of(row.seed, row.position),
         )
         for row in rows
     ]
     if logits.device.type == "cpu":
-        with np.errstate(over="ignore", invalid="ignore"):  # of very low temperatures
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             return torch.from_numpy(_draw_on_cpu(logits, np.array(numbers), kernel))
-    # A GPU sorts fast, and is not waited for.
     settings = to_device(torch.tensor(numbers, dtype=torch.float64), logits.device)
+    if all(_is_plain(np.array(numbers))):
+        first: Tensor = _first(torch, logits.double(), settings)
+        return first
+    # A GPU sorts fast, and is not waited for.
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    ranks, _ = _choose(torch, ordered.double(), settings)
-    return order.gather(1, ranks[:, None])[:, 0]
+    left, _ = _left(torch, ordered.double(), settings)
+    winners = _arrivals(torch, order, settings, left).argmin(-1)
+    return order.gather(1, winners[:, None])[:, 0]
+
+
+def _is_plain(settings: _Numbers) -> _Numbers:
+    """Return which rows draw from all tokens."""
+    _, top_k, top_p, min_p, *_ = settings.T
+    plain: _Numbers = np.isinf(top_k) & (top_p >= 1) & (min_p <= 0)
+    return plain
 
 
 def _draw_on_cpu(logits: Tensor, settings: _Numbers, kernel: DrawRows | None) -> _Numbers:
@@ -104,9 +119,13 @@ def _draw_on_cpu(logits: Tensor, settings: _Numbers, kernel: DrawRows | None) ->
         own, result = settings.ctypes.data, tokens.ctypes.data
         kernel(logits.data_ptr(), *logits.shape, own, threads, result)
         due = np.flatnonzero(tokens < 0)  # they depend on tokens of low probability
-        if not len(due):
-            return tokens
-        logits, settings = logits[due], settings[due]
+    plain = _is_plain(settings[due])
+    if plain.any():
+        some, due = due[plain], due[~plain]
+        tokens[some] = _first(np, logits[some].double().numpy(), settings[some])
+    if not len(due):
+        return tokens
+    logits, settings = logits[due], settings[due]
     apart = logits - logits.amax(dim=-1, keepdim=True)
     scales = (1 / settings[:, :1]).clip(max=np.finfo(np.float32).max)  # zero times it is no NaN
     relative = apart.mul_(torch.from_numpy(scales).float()).exp_()
@@ -131,32 +150,52 @@ def _draw_from_head(
     found = np.flatnonzero(shares > least)
     rows, tokens = np.divmod(found, logits.shape[-1])
     counts = np.bincount(rows, minlength=len(logits))
-    begins = counts.cumsum() - counts
-    values = np.full((len(logits), max(1, counts.max())), -np.inf, np.float32)
-    values[rows, np.arange(len(found)) - begins[rows]] = logits.ravel()[found]
-    ordered = np.sort(values, axis=-1)[:, ::-1].astype(np.float64)  # in a fifth of torch's time
-    ranks, is_known = _choose(np, ordered, settings, (counts[:, None], mass) if least else None)
-    taken = np.zeros(len(logits), np.int64)
-    for index, rank in enumerate(ranks):
-        # Of equal logits the first comes first.
-        value = ordered[index, rank]
-        equal = np.flatnonzero(values[index, : counts[index]] == value)
-        before = np.count_nonzero(ordered[index, :rank] == value)
-        if len(equal):
-            taken[index] = tokens[begins[index] + equal[before]]
-    return taken, is_known
+    places = rows, np.arange(len(found)) - (counts.cumsum() - counts)[rows]
+    values = np.full((len(logits), max(1, counts.max())), -np.inf)
+    ids = np.zeros(values.shape, np.int64)
+    values[places], ids[places] = logits.ravel()[found], tokens
+    order = (-values).argsort(axis=-1, kind="stable")  # of equal logits the first comes first
+    ordered, ids = (np.take_along_axis(some, order, -1) for some in (values, ids))
+    left, is_known = _left(np, ordered, settings, (counts[:, None], mass) if least else None)
+    winners = _arrivals(np, ids, settings, left).argmin(-1)
+    return np.take_along_axis(ids, winners[:, None], -1)[:, 0], is_known
 
 
-def _choose(
+def _first(xp: Any, logits: _Array, settings: _Array) -> _Array:
+    """Return a token of each row, drawn from all of its logits `(rows, vocabulary)` in float64."""
+    apart = logits - xp.amax(logits, -1)[:, None]
+    tokens = xp.arange(logits.shape[-1], device=logits.device)[None]
+    probabilities = xp.exp(apart / settings[:, :1])
+    return _arrivals(xp, tokens, settings, probabilities).argmin(-1)
+
+
+def _arrivals(xp: Any, tokens: _Array, settings: _Array, probabilities: _Array) -> _Array:
+    """Return when each of these tokens arrives, `(rows, count)`: never, if its probability is 0.
+
+    Its random number is a hash by the finalizer of MurmurHash3, with a key before each of two rounds.
+    """
+    keys = xp.asarray(settings[:, 4:], dtype=xp.int64)
+    mixed = (tokens * 0x9E3779B1 + keys[:, :1]) & _HALF
+    mixed = _mixed(_mixed(mixed) ^ keys[:, 1:])
+    return -xp.log1p(-(xp.asarray(mixed, dtype=xp.float64) + 0.5) / 2**32) / probabilities
+
+
+def _mixed(numbers: _Array) -> _Array:
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        numbers = ((numbers ^ (numbers >> shift)) * factor) & _HALF
+    return numbers ^ (numbers >> 16)
+
+
+def _left(
     xp: Any, ordered: _Array, settings: _Array, head: tuple[_Array, _Array] | None = None
 ) -> tuple[_Array, _Array]:
-    """Return the ranks of the tokens to take, `(rows,)`, and which of them are known.
+    """Return the probabilities of tokens, in the likeliest's, 0 for those that the settings drop; and which rows are known.
 
     `xp` is torch, or numpy, whose calls take a fifth of the time. `ordered` are all logits of a row in float64, descending. Or
     they are the `head` of so many of its highest ones, `(rows, 1)`, which may be too few, and the second is the mass of all, in
     the likeliest's.
     """
-    temperature, top_k, top_p, min_p, drawn = (settings[:, at : at + 1] for at in range(5))
+    temperature, top_k, top_p, min_p = (settings[:, at : at + 1] for at in range(4))
     probabilities = xp.exp((ordered - ordered[:, :1]) / temperature)
     places = xp.arange(ordered.shape[-1], device=ordered.device)
     probabilities = probabilities * (places < top_k)
@@ -169,11 +208,5 @@ def _choose(
     probabilities = probabilities * (before < top_p * total)
     # Min-p drops what is less likely than this share of the likeliest (Nguyen et al., arXiv 2407.01082).
     probabilities = probabilities * (probabilities >= min_p * probabilities[:, :1])
-    cumulative = probabilities.cumsum(axis=-1)
-    is_open = xp.isinf(top_k)
     num_left = (probabilities > 0).sum(axis=-1, keepdims=True)
-    has_all = has_best | (is_open & (num_left < size))
-    target = drawn * xp.where(has_all, cumulative[:, -1:], mass)
-    is_early = is_open & (top_p >= 1) & (min_p <= 0) & (target < cumulative[:, -1:])
-    ranks = (cumulative <= target).sum(axis=-1)
-    return ranks.clip(max=ordered.shape[-1] - 1), (has_all | is_early)[:, 0]
+    return probabilities, (has_best | (xp.isinf(top_k) & (num_left < size)))[:, 0]

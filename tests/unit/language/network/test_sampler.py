@@ -19,7 +19,7 @@ from transformers import (
 
 from ts_stateful.language.network import sampler
 from ts_stateful.language.network.choices import find_choices
-from ts_stateful.language.network.sampler import SamplingRow, sample, uniform
+from ts_stateful.language.network.sampler import SamplingRow, keys_of, sample
 
 KERNEL = find_choices(torch.device("cpu")).draw_rows
 
@@ -44,18 +44,33 @@ def test_of_equal_logits_the_first_is_taken(dtype: torch.dtype) -> None:
     assert sample(equal, [SamplingRow()] * 3) == equal.argmax(-1).tolist() == [0, 300, 0]
 
 
+def number(row: SamplingRow, token: int) -> float:
+    """The random number of a token, between 0 and 1: MurmurHash3's finalizer with two keys."""
+
+    def mixed(x: int) -> int:
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            x = (x ^ x >> shift) * factor % 2**32
+        return x ^ x >> 16
+
+    first, second = keys_of(row.seed, row.position)
+    return (mixed(mixed((token * 0x9E3779B1 + first) % 2**32) ^ second) + 0.5) / 2**32
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**31))
-def test_uniform_is_in_the_unit_interval_and_repeats(seed: int, position: int) -> None:
-    """It is a function of its arguments alone."""
-    assert 0 <= uniform(seed, position) < 1
-    assert uniform(seed, position) == uniform(seed, position)
+def test_keys_have_32_bits_and_repeat(seed: int, position: int) -> None:
+    """They are a function of their arguments alone."""
+    keys = keys_of(seed, position)
+    assert all(0 <= key < 2**32 for key in keys)
+    assert keys_of(seed, position) == keys
 
 
-def test_uniform_is_uniform() -> None:
-    """Over seeds and over positions, each tenth gets its share."""
+def test_numbers_are_uniform() -> None:
+    """Over seeds, positions and tokens, each tenth gets its share."""
+    count = 5000
     for numbers in (
-        [uniform(seed, 0) for seed in range(5000)],
-        [uniform(1, position) for position in range(5000)],
+        [number(SamplingRow(seed=seed), 3) for seed in range(count)],
+        [number(SamplingRow(seed=1, position=position), 3) for position in range(count)],
+        [number(SamplingRow(seed=1), token) for token in range(count)],
     ):
         counts = Counter(int(number * 10) for number in numbers)
         assert all(400 < counts[tenth] < 600 for tenth in range(10))
@@ -83,9 +98,9 @@ def expected_draw(logits: torch.Tensor, row: SamplingRow) -> int:
     before = probabilities.cumsum() - probabilities
     probabilities[before >= row.top_p * mass] = 0
     probabilities[probabilities < row.min_p * probabilities[0]] = 0
-    cumulative = probabilities.cumsum()
-    target = uniform(row.seed, row.position) * cumulative[-1]
-    return int(order[cumulative.searchsorted(target, side="right")])
+    numbers = np.array([number(row, token) for token in order.tolist()])
+    with np.errstate(divide="ignore"):
+        return int(order[(-np.log1p(-numbers) / probabilities).argmin()])
 
 
 @given(
@@ -141,13 +156,25 @@ def test_all_sorted_logits_give_the_same() -> None:
     ]
     ordered, order = given_logits.double().sort(descending=True, stable=True)
     numbers = [
-        (r.temperature, r.top_k or torch.inf, r.top_p, r.min_p, uniform(r.seed, 0)) for r in rows
+        (r.temperature, r.top_k or torch.inf, r.top_p, r.min_p, *keys_of(r.seed, 0)) for r in rows
     ]
     settings = torch.tensor(numbers, dtype=torch.float64)
-    ranks, is_known = sampler._choose(torch, ordered, settings)
+    left, is_known = sampler._left(torch, ordered, settings)
+    winners = sampler._arrivals(torch, order, settings, left).argmin(-1)
     expected = [expected_draw(*pair) for pair in zip(given_logits, rows, strict=True)]
-    assert order.gather(1, ranks[:, None])[:, 0].tolist() == expected
+    assert order.gather(1, winners[:, None])[:, 0].tolist() == expected
     assert is_known.all()
+    plain = sampler._first(torch, given_logits.double()[:1], settings[:1])
+    assert plain.tolist() == expected[:1]
+
+
+def test_logits_that_differ_a_little_draw_the_same_token() -> None:
+    """Guesses are made by such logits: rounding must cost few of them, at any temperature."""
+    given_logits, count = logits(vocabulary=2000), 400
+    rounded = given_logits + 0.02 * logits(vocabulary=2000, seed=1)
+    rows = [SamplingRow(1.0, seed=seed) for seed in range(count)]
+    drawn = [sample(some.expand(count, -1), rows, KERNEL) for some in (given_logits, rounded)]
+    assert sum(one == other for one, other in zip(*drawn, strict=True)) > 0.9 * count
 
 
 def test_most_draws_sort_few_logits(monkeypatch: pytest.MonkeyPatch) -> None:

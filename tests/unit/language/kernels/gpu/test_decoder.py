@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -53,8 +52,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(name: str) -> Model:
-    build: Callable[[], Model] = tiny.MODELS.get(name) or getattr(tiny, name)
-    model = build()
+    model = {**tiny.MODELS, **tiny.MORE_MODELS}[name]()
     assert model.forward.use_kernels(TritonKernels(model.forward.layout, 4)) == ""
     return model
 
