@@ -30,7 +30,9 @@ class Race {
   explicit Race(const Draw& settings) : keys{uint32_t(settings.first_key), uint32_t(settings.second_key)} {}
   uint32_t number(uint32_t token) const { return mixed(mixed(token * 0x9E3779B1u + keys[0]) ^ keys[1]); }
   void enter(int64_t token, double probability) {
-    const double time = -std::log1p(-(number(uint32_t(token)) + 0.5) * 0x1p-32) / probability;
+    const double drawn = (number(uint32_t(token)) + 0.5) * 0x1p-32;
+    if (drawn >= least * probability) return;  // its logarithm is more
+    const double time = -std::log1p(-drawn) / probability;
     if (time < least) least = time, winner = token;
   }
 
