@@ -17,6 +17,7 @@ namespace {
 constexpr float LIKELY[] = {-8.3177662f, -16.6355324f};
 constexpr int64_t AT_ONCE = 256;       // logits whose probabilities are added up in float32
 constexpr int64_t UNKNOWN = -1;
+constexpr double LATEST = 23;           // the likeliest token has arrived by then: its time is at most the logarithm of 2^33
 
 // A row's settings. Infinite top_k is none; the keys are integers of 32 bits.
 struct Draw { double temperature, top_k, top_p, min_p, first_key, second_key; };
@@ -117,7 +118,7 @@ inline int64_t draw_of_all(const float* logits, int64_t vocabulary, const Draw& 
   double mass = 0;  // not a number if a logit is none
   for (int64_t begin = 0; begin < vocabulary; begin += AT_ONCE) {
     const int64_t num = std::min(vocabulary - begin, AT_ONCE);
-    const float bound = float(1.001 * race.least);
+    const float bound = float(1.001 * std::min(race.least, LATEST));
     float sum = 0;
     int32_t possible[AT_ONCE], any = 0;
 #pragma omp simd reduction(+ : sum) reduction(| : any)
