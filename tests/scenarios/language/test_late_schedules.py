@@ -322,7 +322,8 @@ class LateSchedules(RuleBasedStateMachine):
         for harness in self.engines:
             stats = harness.engine.stats()
             assert (stats.sessions_open, stats.turns_in_progress) == (0, 0)
-            assert (stats.device_bytes, stats.host_bytes) == (stats.shared_bytes, 0)
+            kept = stats.shared_bytes + stats.implicit_bytes
+            assert (stats.device_bytes, stats.host_bytes) == (kept, 0)
             spill = harness.kind.persistence.offload
             assert not harness.kind._core.waiting._queues
             if spill is not None:
