@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,12 +39,9 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> None:
 
     Linux before 6.1 moves it in the course of minutes, where that is enabled. Memory of files stays as it is.
     """
-    plain = [tensor for tensor in tensors if is_plain(tensor)]
-    if sum(tensor.nbytes for tensor in plain) < _LEAST_BYTES:
-        return
     madvise = ctypes.CDLL(None).madvise
     began_at, moved = time.perf_counter(), 0
-    for begin, num_bytes in _whole_pages(plain):
+    for begin, num_bytes in _whole_pages([tensor for tensor in tensors if is_plain(tensor)]):
         madvise(begin, num_bytes, _MADV_HUGEPAGE)
         if not madvise(begin, num_bytes, _MADV_COLLAPSE):
             moved += num_bytes.value
@@ -53,8 +50,13 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> None:
         logger.info("%d MB of weights are in huge pages, after %.1f s", *figures)
 
 
-def _whole_pages(tensors: Iterable[Tensor]) -> list[tuple[ctypes.c_void_p, ctypes.c_size_t]]:
-    """Return addresses and sizes of the huge pages that hold these; none on another system, or Linux without any."""
+def _whole_pages(tensors: Sequence[Tensor]) -> list[tuple[ctypes.c_void_p, ctypes.c_size_t]]:
+    """Return addresses and sizes of the huge pages that hold these; none on another system, or Linux without any.
+
+    To read where memory is mapped takes a millisecond, so it is not done for few bytes.
+    """
+    if sum(tensor.nbytes for tensor in tensors) < _LEAST_BYTES:
+        return []
     spans = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors)
     try:
         ranges = list(_ranges(spans, int(_SIZE.read_text(encoding="ascii"))))
