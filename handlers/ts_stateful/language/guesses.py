@@ -79,11 +79,11 @@ class Guesses:
             spans, positions = self._runner.places(sequences, place)
             for span in spans:
                 span.kv.reserve(span.stop)
+            later = [row.later(place) for row in settings]
             # A draw may meet estimates, which are near enough: the output layer may have as many weights as all others.
-            logits = self._layers(Rows(ids, positions, spans, only_highest=True))
+            logits = self._layers(Rows(ids, positions, spans, draws=later))
             if logits is None:
                 break
-            later = [row._replace(position=row.position + place) for row in settings]
             ids = sample(logits, later, self._draw_rows)
             for guess, token in zip(guesses, ids, strict=True):
                 guess.append(token)

@@ -21,6 +21,7 @@ from ts_stateful.language.kv.to_host import HostCopy
 from ts_stateful.language.network.image_positions import image_positions
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.memory import is_out_of_memory
+from ts_stateful.language.network.sampler import SamplingRow
 from ts_stateful.language.scheduler import Chunk
 
 __all__ = ["Logits", "Runner"]
@@ -238,13 +239,21 @@ class Runner:
             self._positions(segments),
             due or [ends[-1] - 1],  # a model needs at least one
             [segment.sequence.context.adapter for segment in segments],
-            all(self._needs_only_highest(s.sequence) for s in segments if s.due),
+            self._draws(segments),
             **self._encoded(segments),
         )
         return Logits([segment.sequence for segment in segments if segment.due], rows[: len(due)])
 
-    def _needs_only_highest(self, sequence: Sequence) -> bool:
-        return sequence.needs_only_highest and not self._model.penalties.change_all
+    def _draws(self, segments: Items[_Segment]) -> list[SamplingRow] | None:
+        """Return by which parameters the tokens that are due are chosen; None if that takes all logits of one of them."""
+        draws: list[SamplingRow] = []
+        for segment in segments:
+            if segment.due:
+                own = segment.sequence.draws(len(segment.due))
+                if own is None or self._model.penalties.change_all:
+                    return None
+                draws += own
+        return draws or [SamplingRow()]
 
     def _encoded(self, segments: Items[_Segment]) -> dict[str, Any]:
         """Return what the model needs of the images among these tokens, if there are any."""

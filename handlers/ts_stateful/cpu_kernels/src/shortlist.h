@@ -1,14 +1,21 @@
-// The highest output of a linear layer, without reading all of its weights: of a language model's output layer, the likeliest
-// token.
+// The outputs of a linear layer on which a choice depends, without reading all of its weights: of a language model's output layer,
+// the tokens that may be the next one.
 //
 // The weights are held in 8 bits beside the real ones. By Cauchy and Schwarz, what that changes of a product with x is at most
-// |w - w'| |x|. So most outputs cannot be the highest. Those that can are computed from the real weights.
+// |w - w'| |x|. So most outputs cannot be among the highest. Those that can are computed from the real weights.
+//
+// The winner of a race of all tokens is the one with the highest x - t log(e): x is its logit, t the temperature, e what its
+// probability divides, see `Race`. As e is known, the same bounds tell which tokens cannot win.
 
 #pragma once
 
 #include <atomic>
+#include <cstring>
+#include <functional>
 #include <limits>
+#include <queue>
 
+#include "draw.h"
 #include "linear.h"
 #include "threads.h"
 
@@ -74,21 +81,95 @@ template <class T> float compute(const Linear<T>& linear, int64_t n, const Input
   return number(rounded);
 }
 
-// Map up to FEW rows x (rows, in) to y (rows, out), of which the highest of each row is the layer's. Others may be estimates that
-// are lower. `packed` and `wide` have room for x. Return false, and y is of no use, if too many outputs may be the highest.
+// The lowest of the `count` highest numbers.
+class Highest {
+ public:
+  float least = -std::numeric_limits<float>::infinity();
+
+  explicit Highest(size_t count = 1) : count(count) {}
+  void add(const float* numbers, int num) {
+    float highest = least;
+#pragma omp simd reduction(max : highest)
+    for (int i = 0; i < num; i++) highest = std::max(highest, numbers[i]);
+    for (int i = 0; highest > least && i < num; i++) add(numbers[i]);
+  }
+  void add(Highest other) {
+    for (; !other.queue.empty(); other.queue.pop()) add(other.queue.top());
+  }
+
+ private:
+  size_t count;
+  std::priority_queue<float, std::vector<float>, std::greater<float>> queue;
+
+  void add(float number) {
+    if (!(number > least)) return;
+    queue.push(number);
+    if (queue.size() > count) queue.pop();
+    if (queue.size() == count) least = queue.top();
+  }
+};
+
+// The outputs of a row that matter: the `count` highest ones and what is at most `below` them. Where `spread` is not 0, outputs
+// are compared with - spread * log(e) added.
+struct Aim {
+  size_t count = 1;
+  float below = 0, spread = 0;
+  Race race;
+
+  explicit Aim(const Draw& settings) : race(settings) {
+    const float temperature = float(settings.temperature);
+    if (!(temperature > 0)) return;
+    if (!std::isinf(settings.top_k)) count = size_t(settings.top_k);
+    else if (settings.min_p > 0) below = -temperature * float(std::log(settings.min_p));
+    else spread = temperature;
+  }
+
+  // What may become equal to `value` or higher where outputs are rounded, and where they are divided.
+  template <class T> float least(float value) const {
+    return value - below - (std::fabs(value) + below + spread * float(LATEST)) * TIE<T>;
+  }
+};
+
+// Bounds of - log(e) of a token's number: e = - log(1 - u) is between u and u * exp(3.14 u). The logarithm of u is that of a power
+// of two, and a straight line between two of them, which is at most 0.0597 too low.
+inline float most_added(float u) {
+  int32_t bits;
+  std::memcpy(&bits, &u, sizeof bits);
+  return (127 - float(bits) * 0x1p-23f) * 0.6931472f + 1e-3f;
+}
+inline float least_added(float u) { return most_added(u) - 0.0617f - 3.14f * u; }
+
+// Bounds of outputs n to n + num of a row, as they are compared, from their estimates.
+template <class T, bool UPPER>
+void bound(const Shortlist<T>& list, const Aim& aim, const float* estimates, int64_t n, int num, float length, float* bounds) {
+#pragma omp simd
+  for (int i = 0; i < num; i++) bounds[i] = estimates[i] + list.error[n + i] * (UPPER ? length : -length);
+  if (aim.spread == 0) return;
+#pragma omp simd
+  for (int i = 0; i < num; i++) {
+    const uint32_t number = aim.race.number(uint32_t(n + i));
+    const float u = (float(int32_t(number >> 16)) + (float(int32_t(number & 0xFFFF)) + 0.5f) * 0x1p-16f) * 0x1p-16f;
+    bounds[i] += aim.spread * (UPPER ? most_added(u) : least_added(u));
+  }
+}
+
+// Map up to FEW rows x (rows, in) to y (rows, out), of which those on which each row's draw depends are the layer's. Others may be
+// estimates that are lower. `packed` and `wide` have room for x. Return false, and y is of no use, if too many outputs matter.
 template <class T>
-bool find_highest(const Shortlist<T>& list, const Input<T>* x, int rows, int num_threads, Input<T>* packed, float* wide, float* y) {
+bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int rows, const Draw* draws, int num_threads, Input<T>* packed,
+                     float* wide, float* y) {
   const Linear<T>& linear = list.linear;
   const int64_t in = linear.in, out = linear.out, most = out / 16 + 2 * rows;
   std::atomic<int64_t> num_possible{0};
-  float lengths[FEW], least[FEW];  // of the rows; what the highest output of each is at least
-  std::fill_n(least, FEW, -std::numeric_limits<float>::infinity());
+  float lengths[FEW];
+  const std::vector<Aim> aims(draws, draws + rows);
+  std::vector<Highest> highest;
+  for (const Aim& aim : aims) highest.emplace_back(aim.count);
   team.spread(num_threads);
 #pragma omp parallel num_threads(num_threads)
   {
-    alignas(64) float result[FEW * LANES];
-    float own[FEW];
-    std::copy_n(least, FEW, own);
+    alignas(64) float result[FEW * LANES], bounds[AT_ONCE];
+    std::vector<Highest> own = highest;
 #pragma omp for schedule(static)
     for (int m = 0; m < rows; m++) {
       pack<T>(x + m * in, 1, 0, in, packed + m * in);
@@ -104,23 +185,28 @@ bool find_highest(const Shortlist<T>& list, const Input<T>* x, int rows, int num
     for (int64_t n = 0; n < out; n += LANES) {
       const int num = estimate(list, n, wide, rows, result);
       for (int m = 0; m < rows; m++) {
-        float highest = own[m];
-#pragma omp simd reduction(max : highest)
-        for (int i = 0; i < num; i++) highest = std::max(highest, result[m * LANES + i] - list.error[n + i] * lengths[m]);
-        own[m] = highest;
-        std::copy_n(result + m * LANES, num, y + m * out + n);
+        const float* estimates = result + m * LANES;
+        bound<T, false>(list, aims[m], estimates, n, num, lengths[m], bounds);
+        own[m].add(bounds, num);
+        std::copy_n(estimates, num, y + m * out + n);
       }
     }
 #pragma omp critical
-    for (int m = 0; m < rows; m++) least[m] = std::max(least[m], own[m] - std::fabs(own[m]) * TIE<T>);
+    for (int m = 0; m < rows; m++) highest[m].add(own[m]);
 #pragma omp barrier
-    for (int m = 0; m < rows; m++)
+    for (int m = 0; m < rows; m++) {
+      const float least = aims[m].template least<T>(highest[m].least);
 #pragma omp for schedule(static) nowait
-      for (int64_t n = 0; n < out; n++) {
-        float& value = y[m * out + n];
-        if (!(value + list.error[n] * lengths[m] >= least[m])) continue;
-        if (num_possible.fetch_add(1, std::memory_order_relaxed) < most) value = compute(linear, n, packed + m * in);
+      for (int64_t n = 0; n < out; n += AT_ONCE) {
+        const int num = int(std::min(AT_ONCE, out - n));
+        float* values = y + m * out + n;
+        bound<T, true>(list, aims[m], values, n, num, lengths[m], bounds);
+        for (int i = 0; i < num; i++) {
+          if (!(bounds[i] >= least)) continue;
+          if (num_possible.fetch_add(1, std::memory_order_relaxed) < most) values[i] = compute(linear, n + i, packed + m * in);
+        }
       }
+    }
   }
   return num_possible <= most;
 }

@@ -224,13 +224,14 @@ class Sequence:
         command = self.command
         return command.top_logprobs if isinstance(command, Prompt) and command.logprobs else None
 
-    @property
-    def needs_only_highest(self) -> bool:
-        """Return True if the token with the highest logit is its next one, and all other logits are of no use."""
+    def draws(self, count: int) -> list[SamplingRow] | None:
+        """Return the parameters by which its next tokens are chosen, if few logits decide on each; else None."""
         if not self.generates:
-            return True
+            return [SamplingRow()] * count
         plain = self.penalties is NO_PENALTIES and self.matcher is None
-        return plain and self.num_logprobs is None and not self.sampling.temperature
+        if not (plain and self.num_logprobs is None and self.sampling.needs_few):
+            return None
+        return [self.sampling.later(place) for place in range(count)]
 
     def take(self, chosen: Chosen, eos_ids: Collection[int]) -> str | None:
         """Add a chosen token to the reply; return the finish reason if that ends it.

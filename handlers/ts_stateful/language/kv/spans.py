@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from ts_stateful.language.kv.cache import KVCache
 from ts_stateful.language.kv.to_device import to_device
+
+if TYPE_CHECKING:
+    from ts_stateful.language.network.sampler import SamplingRow
 
 __all__ = ["Block", "Rows", "Span", "Table", "beginning_of"]
 
@@ -52,17 +55,17 @@ class Span(NamedTuple):
 class Rows(NamedTuple):
     """The tokens of a step. `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE, on the host.
 
-    `keep` are the tokens after which logits are wanted; None: all. With `only_highest` all but the highest of each may be
-    estimates that are lower. `embedded` `(1, n, hidden)` are the embeddings of tokens some of which stand for parts of an
-    image or clip; None: those of `ids`. `deepstack` `(layers, n, hidden)` is added to the hidden states after each of the first
-    layers.
+    `keep` are the tokens after which logits are wanted; None: all. `draws` are the parameters by which the token after each of
+    these is chosen: logits that do not decide may be estimates that are lower. None: all are wanted. `embedded`
+    `(1, n, hidden)` are the embeddings of tokens some of which stand for parts of an image or clip; None: those of `ids`.
+    `deepstack` `(layers, n, hidden)` is added to the hidden states after each of the first layers.
     """
 
     ids: list[int]
     positions: Tensor
     spans: Sequence[Span]
     keep: Sequence[int] | None = None
-    only_highest: bool = False
+    draws: Sequence[SamplingRow] | None = None
     embedded: Tensor | None = None
     deepstack: Tensor | None = None
 
@@ -79,13 +82,15 @@ class Rows(NamedTuple):
         groups, count = -(-num // _GROUP), -(-num // most)
         cuts = [groups * number // count * _GROUP for number in range(count)]
         keep = range(num) if self.keep is None else self.keep
+        draws = self.draws
         for first, stop in itertools.pairwise([*cuts, num]):
+            kept = [place for place, token in enumerate(keep) if first <= token < stop]
             yield Rows(
                 self.ids[first:stop],
                 self.positions[..., first:stop],
                 list(self._between(first, stop)),
-                [token - first for token in keep if first <= token < stop],
-                self.only_highest,
+                [keep[place] - first for place in kept],
+                None if draws is None else [draws[place] for place in kept],
                 None if self.embedded is None else self.embedded[:, first:stop],
                 None if self.deepstack is None else self.deepstack[:, first:stop],
             )

@@ -25,6 +25,7 @@ from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
 from ts_stateful.language.network.layer_kinds import layer_chunks, layer_windows
 from ts_stateful.language.network.layout import cache_name
+from ts_stateful.language.network.sampler import SamplingRow
 from ts_stateful.language.network.spliced import deepstack_added, splice
 from ts_stateful.language.parallel.driver import Driver
 
@@ -86,22 +87,22 @@ class Forward:
         positions: Tensor | None,
         keep: list[int],
         adapters: Sequence[str | None] = (),
-        only_highest: bool = False,
+        draws: Sequence[SamplingRow] | None = None,
         **inputs: Any,
     ) -> Tensor:
         """Return logits `(len(keep), vocabulary)` after the tokens `keep` of `ids`; `ids` are those of `spans` in order.
 
         `positions` is `(1, n)`, or `(3, 1, n)` for models with M-RoPE; None counts them from the spans. `adapters` are the
         names of the spans' adapters, if any has one. The spans' states are written, and are valid if nothing is raised. If not
-        `flat`, the spans of several sessions have one token each, which is not their first. With `only_highest` all but the
-        highest logit of each token may be estimates that are lower. `inputs` are the model's, or `spliced`: the tokens that
-        stand for parts of images or clips, a mask `(n,)`, and their feature maps: embeddings, and what is added to the hidden
-        states after each of the first layers.
+        `flat`, the spans of several sessions have one token each, which is not their first. With `draws`, by which the next
+        tokens are chosen, logits that do not decide may be estimates that are lower. `inputs` are the model's, or `spliced`:
+        the tokens that stand for parts of images or clips, a mask `(n,)`, and their feature maps: embeddings, and what is added
+        to the hidden states after each of the first layers.
         """
         positions = self.text_positions(spans) if positions is None else positions
         if self.token_by_token and spans[0].start and spans[0].num_tokens > 1:
             return self._one_by_one(ids, spans[0], positions, adapters)[keep]
-        rows = Rows(ids, positions, spans, keep if len(keep) < len(ids) else None, only_highest)
+        rows = Rows(ids, positions, spans, keep if len(keep) < len(ids) else None, draws)
         if self.driver is None:
             return self._compute(rows, adapters, inputs)
         with self.driver.followed(rows, keep, inputs):

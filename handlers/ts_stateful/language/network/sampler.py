@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ts_stateful.language.kv.to_device import to_device
 
-__all__ = ["DrawRows", "SamplingRow", "choose_tokens", "keys_of", "sample"]
+__all__ = ["DrawRows", "SamplingRow", "choose_tokens", "keys_of", "sample", "settings_of"]
 
 DrawRows = Callable[..., None]  # of the compiled library: see `cpu_kernels/src/draw.h`
 _Numbers = NDArray[Any]
@@ -27,6 +27,7 @@ _Array = Any  # of torch or of numpy
 _MASK, _HALF = 2**64 - 1, 2**32 - 1
 # Tokens with more than such a share of the likeliest's probability are sorted; those with the first are enough for most rows.
 _SHARES = (2.0**-12, 2.0**-24, 0.0)
+_FEW = 256
 
 
 class SamplingRow(NamedTuple):
@@ -38,6 +39,17 @@ class SamplingRow(NamedTuple):
     min_p: float = 0.0
     seed: int = 0
     position: int = 0
+
+    @property
+    def needs_few(self) -> bool:
+        """True if few logits decide: the highest, or in a race of all tokens those whose random numbers are good."""
+        return (
+            not self.temperature or 0 < self.top_k <= _FEW or (not self.top_k and self.top_p >= 1)
+        )
+
+    def later(self, count: int) -> SamplingRow:
+        """Return the settings of the token so many after this one."""
+        return self._replace(position=self.position + count)
 
 
 def keys_of(seed: int, position: int) -> tuple[int, int]:
@@ -79,8 +91,8 @@ def _likeliest(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _draw(logits: Tensor, rows: Sequence[SamplingRow], kernel: DrawRows | None) -> Tensor:
-    vocabulary = logits.shape[-1]
+def settings_of(rows: Sequence[SamplingRow], vocabulary: int) -> _Numbers:
+    """Return the settings as `Draw` in `cpu_kernels/src/draw.h` has them, float64 `(rows, 6)`."""
     numbers = [
         (
             row.temperature,
@@ -91,11 +103,16 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow], kernel: DrawRows | None) 
         )
         for row in rows
     ]
+    return np.array(numbers, np.float64)
+
+
+def _draw(logits: Tensor, rows: Sequence[SamplingRow], kernel: DrawRows | None) -> Tensor:
+    numbers = settings_of(rows, logits.shape[-1])
     if logits.device.type == "cpu":
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            return torch.from_numpy(_draw_on_cpu(logits, np.array(numbers), kernel))
-    settings = to_device(torch.tensor(numbers, dtype=torch.float64), logits.device)
-    if all(_is_plain(np.array(numbers))):
+            return torch.from_numpy(_draw_on_cpu(logits, numbers, kernel))
+    settings = to_device(torch.from_numpy(numbers), logits.device)
+    if all(_is_plain(numbers)):
         first: Tensor = _first(torch, logits.double(), settings)
         return first
     # A GPU sorts fast, and is not waited for.

@@ -163,10 +163,10 @@ class FusedLayers:
             if not rows.keep:
                 return None
             hidden = hidden[torch.tensor(rows.keep)]
-        if self._shortlist is not None and rows.only_highest:
-            highest = self._shortlist(hidden)
-            if highest is not None:
-                return self._decoder.scaled(highest)
+        if self._shortlist is not None and rows.draws is not None:
+            logits = self._shortlist(hidden, rows.draws, self._decoder.logit_divisor)
+            if logits is not None:
+                return self._decoder.scaled(logits)
         return self._decoder.logits(hidden)
 
     def _decode(

@@ -95,7 +95,7 @@ class Functions(NamedTuple):
     decode_scratch: Callable[..., int]
     decode_layers: Callable[..., None]
     multiply_linear: Callable[..., None]
-    find_highest: Callable[..., bool]
+    find_candidates: Callable[..., bool]
     draw_rows: Callable[..., None]  # of logits in float32
     forbid_rows: Callable[..., None]  # in them
     spread_threads: Callable[[int], None]
@@ -165,8 +165,11 @@ def functions_for(
         multiply_linear=declared(
             "multiply_linear", of_weights, None, *(address, address, word, word, address, address)
         ),
-        find_highest=declared(
-            "find_highest", of_weights, ctypes.c_bool, address, address, word, word, *(address,) * 3
+        find_candidates=declared(
+            "find_candidates",
+            of_weights,
+            ctypes.c_bool,
+            *(address, address, word, address, word, address, address, address),
         ),
         draw_rows=declared("draw_rows", "float32", None, *of_logits),
         forbid_rows=declared("forbid_rows", "float32", None, *of_logits),

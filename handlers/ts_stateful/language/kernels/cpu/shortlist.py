@@ -1,9 +1,10 @@
-"""The highest logits, by an output layer of which few weights are read."""
+"""The logits that decide on the next token, by an output layer of which few weights are read."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -13,6 +14,7 @@ from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 from ts_stateful.language.kernels.cpu.huge_pages import use_huge_pages
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for
 from ts_stateful.language.kernels.cpu.rounded import Rounded, row_blocks
+from ts_stateful.language.network.sampler import SamplingRow, sample, settings_of
 
 __all__ = ["Shortlist"]
 
@@ -23,6 +25,7 @@ _MOST_ROWS: Final = {4: 8, 2: 3}
 # Of the weights' length: more than float32 sums of their products are wrong by.
 _ROUNDING: Final = 2.0**-15
 _REST: Final = 256  # calls after one that was in vain
+_VERIFIED: Final = (SamplingRow(), SamplingRow(1.0), SamplingRow(0.7, top_k=5))
 _VERIFIED_ROWS: Final = (1, 2, 7)
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # of the largest output
 
@@ -37,15 +40,15 @@ class _ShortlistFacts(ctypes.Structure):
 
 
 class Shortlist:
-    """The highest outputs of a layer of very many, for few rows.
+    """The outputs that decide on the next token, of a layer of very many, for few rows.
 
-    A copy of the weights in 8 bits, with bounds of its errors, shows which outputs may be the highest: a few of a vocabulary.
-    These are computed from the real weights, see `src/shortlist.h`. So the highest is the layer's own, and half to a quarter
-    of the bytes are read.
+    A copy of the weights in 8 bits, with bounds of its errors, shows which outputs may be the highest, or win a race: a few of
+    a vocabulary. These are computed from the real weights, see `src/shortlist.h`. So the token is the same, and half to a
+    quarter of the bytes are read.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, library: ctypes.CDLL) -> None:
-        self._find = functions_for(library, dtype, linear.weight.dtype).find_highest
+        self._find = functions_for(library, dtype, linear.weight.dtype).find_candidates
         self._linear, self._dtype = linear, dtype
         self._rounded = Rounded.of(linear.weight)
         use_huge_pages([self._rounded.numbers])
@@ -65,25 +68,31 @@ class Shortlist:
         shortlist = cls(head, dtype, library)
         reason = shortlist._difference()
         if reason:
-            logger.warning("all logits are computed where the highest would do: %s", reason)
+            logger.warning("all logits are computed where few would do: %s", reason)
             return None
-        logger.info("the output layer has a copy of 8 bits a weight, for greedy replies")
+        logger.info("the output layer has a copy of 8 bits a weight, for most replies")
         return shortlist
 
-    def __call__(self, inputs: Tensor) -> Tensor | None:
-        """Map `(rows, in_features)` to `(rows, out_features)`: of each row the highest, and others or lower estimates of them.
+    def __call__(
+        self, inputs: Tensor, draws: Sequence[SamplingRow], divisor: float = 1.0
+    ) -> Tensor | None:
+        """Map `(rows, in_features)` to `(rows, out_features)`: what decides on each row's draw, and others or lower estimates.
 
-        Return None where the layer must be called, because there are too many rows, or too many outputs may be the highest.
+        Each draw has `needs_few`, or may be wrong. `divisor` is what makes outputs logits. Return None where the layer must be
+        called, because there are too many rows, or too many outputs may decide.
         """
         if len(inputs) > self._most_rows or self._rest:
             self._rest = max(0, self._rest - 1)
             return None
         outputs = torch.empty(len(inputs), self._linear.out_features)
         packed, wide = torch.empty_like(inputs), torch.empty(inputs.shape)
+        settings = settings_of(draws, self._linear.out_features)
+        settings[:, 0] *= divisor
         is_short = self._find(
             ctypes.byref(self._facts),
             inputs.data_ptr(),
             len(inputs),
+            settings.ctypes.data,
             torch.get_num_threads(),
             packed.data_ptr(),
             wide.data_ptr(),
@@ -96,23 +105,23 @@ class Shortlist:
 
     @torch.inference_mode()
     def _difference(self) -> str:
-        """Return how the highest outputs of random inputs differ from the layer's; empty if they do not."""
+        """Return how outputs that decide for random inputs differ from the layer's; empty if they do not."""
         if not self._errors.isfinite().all():
             return "the output layer has weights that are no finite numbers"
         generator = torch.Generator().manual_seed(0)
         for num_rows in _VERIFIED_ROWS:
             inputs = torch.randn(num_rows, self._linear.in_features, generator=generator)
             inputs = inputs.to(self._dtype)
-            expected, found = self._linear(inputs), self(inputs)
+            draws = [_VERIFIED[row % len(_VERIFIED)] for row in range(num_rows)]
+            expected, found = self._linear(inputs), self(inputs, draws)
             self._rest = 0
             if found is None:
                 continue
-            apart = float((found.amax(-1) - expected.amax(-1)).abs().max())
+            tokens = torch.tensor([sample(expected, draws), sample(found, draws)]).T
+            apart = float((found - expected).gather(-1, tokens).abs().max())
             largest = float(expected.abs().max())
-            chosen = expected.gather(-1, found.argmax(-1, keepdim=True))[:, 0]
-            below = float((expected.amax(-1) - chosen).max())
-            if not max(apart, below) <= _TOLERANCE[self._dtype] * largest:
-                return f"highest outputs differ by {max(apart, below):.2g} of {largest:.2g}"
+            if not apart <= _TOLERANCE[self._dtype] * largest:
+                return f"outputs differ by {apart:.2g} of {largest:.2g}"
         return ""
 
 

@@ -243,7 +243,7 @@ def test_replies_are_those_of_stock_code(name: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"temperature": 0.7},
+        {"temperature": 0.7, "top_p": 0.9},
         {"logprobs": True},
         {"frequency_penalty": 0.5},
         {"logit_bias": {5: 1.0}},
@@ -251,10 +251,10 @@ def test_replies_are_those_of_stock_code(name: str) -> None:
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_all_logits_are_computed_where_more_than_the_highest_is_of_use(
+def test_all_logits_are_computed_where_more_than_a_few_are_of_use(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For one such reply, or a model with such settings, those of all rows; greedy replies alone need the highest."""
+    """For one such reply, or a model with such settings, those of all rows; greedy and drawn replies alone need few."""
     model = build("llama")
     accelerate(model, HandlerConfig())
     fused, asked = model.forward.shortcut, list[bool]()
@@ -262,7 +262,7 @@ def test_all_logits_are_computed_where_more_than_the_highest_is_of_use(
     assert fused._shortlist is not None
 
     def spy(rows: Rows) -> Tensor | None:
-        asked.append(rows.only_highest)
+        asked.append(rows.draws is not None)
         return fused(rows)
 
     monkeypatch.setattr(model.forward, "shortcut", spy)

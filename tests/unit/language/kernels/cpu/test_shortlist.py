@@ -1,4 +1,4 @@
-"""The highest outputs are those of the layer, whatever its weights are."""
+"""The outputs that decide on the next token are those of the layer, whatever its weights are."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ts_stateful.language.kernels.cpu import rounded, shortlist
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
 from ts_stateful.language.kernels.cpu.rounded import Rounded
 from ts_stateful.language.kernels.cpu.shortlist import Shortlist
+from ts_stateful.language.network.sampler import SamplingRow, sample
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
@@ -72,7 +73,7 @@ def test_the_highest_outputs_are_those_of_the_layer(
             inputs = torch.randn(rows, 160).to(dtypes[0])
             # One by one: with several rows the layer adds up in another order.
             expected = torch.cat([layer(row) for row in inputs.split(1)])
-            highest = found(inputs)
+            highest = found(inputs, [SamplingRow()] * rows)
             if highest is None:
                 assert rows > 3
                 assert dtypes[1] is not torch.float32
@@ -82,6 +83,47 @@ def test_the_highest_outputs_are_those_of_the_layer(
             assert (highest == expected).float().mean() < 0.3
     finally:
         torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize("divisor", [1.0, 8.0])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SamplingRow(1.0),
+        SamplingRow(0.3),
+        SamplingRow(1e-300),
+        SamplingRow(2.0),
+        SamplingRow(100.0),
+        SamplingRow(1.0, top_k=40, top_p=0.9),
+        SamplingRow(1.0, min_p=0.1),
+        SamplingRow(0.7, top_k=2, min_p=0.5),
+    ],
+    ids=str,
+)
+def test_tokens_are_drawn_as_from_all_outputs(
+    settings: SamplingRow, divisor: float, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """By the same random numbers, beside a greedy row. Flat distributions may need the layer itself."""
+    layer, found = make(dtypes=dtypes)
+    assert found is not None
+    num_short, chosen = 0, set()
+    for seed in range(100):
+        inputs = 0.1 * divisor * torch.randn(2, 160).to(dtypes[0])
+        rows = [settings._replace(seed=seed), SamplingRow()]
+        outputs = found(inputs, rows, divisor)
+        found._rest = 0
+        if outputs is None:
+            continue
+        num_short += 1
+        expected = torch.cat([layer(row) for row in inputs.split(1)])
+        tokens = sample(expected / divisor, rows)
+        assert sample(outputs / divisor, rows) == tokens
+        assert (outputs == expected).float().mean() < 0.3
+        chosen.add(tokens[0])
+    assert num_short > 90 or dtypes[0] is torch.bfloat16 or settings.min_p == 0.1
+    assert len(chosen) > num_short / 3
 
 
 @torch.inference_mode()
@@ -97,7 +139,7 @@ def test_outputs_that_are_nearly_equal_are_told_apart() -> None:
     chosen = set()
     for _ in range(100):
         inputs = 0.1 * layer.weight[100:101] + torch.randn(1, 160)
-        assert_highest(found(inputs), layer(inputs))
+        assert_highest(found(inputs, [SamplingRow()]), layer(inputs))
         chosen.add(int(layer(inputs).argmax()))
     assert len(chosen) > 5
     assert max(chosen) < 140
@@ -118,8 +160,8 @@ def test_rows_of_zeros_and_of_very_large_and_small_weights_are_right() -> None:
     for sign in (1, -1) * 20:
         inputs = torch.randn(2, 160)
         inputs[0, 7] = 0.01 * sign
-        assert_highest(found(inputs), layer(inputs))
-    assert found(torch.zeros(1, 160)) is None  # all are equal
+        assert_highest(found(inputs, [SamplingRow()] * 2), layer(inputs))
+    assert found(torch.zeros(1, 160), [SamplingRow()]) is None  # all are equal
 
 
 @torch.inference_mode()
@@ -134,11 +176,11 @@ def test_the_layer_is_called_while_too_many_outputs_may_be_the_highest(
 
     _, found = make(change)
     assert found is not None
-    calls = [found(torch.randn(1, 160)) is None for _ in range(4)]
+    calls = [found(torch.randn(1, 160), [SamplingRow()]) is None for _ in range(4)]
     assert calls == [True] * 4
     found._find = lambda *arguments: True
-    assert found(torch.randn(1, 160)) is not None
-    assert found(torch.randn(9, 160)) is None
+    assert found(torch.randn(1, 160), [SamplingRow()]) is not None
+    assert found(torch.randn(9, 160), [SamplingRow()] * 9) is None
 
 
 @pytest.mark.parametrize("weight", [torch.inf, torch.nan])
@@ -167,7 +209,7 @@ def test_a_wrong_shortlist_is_not_used(
     monkeypatch.setattr(shortlist, "Rounded", SimpleNamespace(of=wrong))
     monkeypatch.setattr(shortlist, "_bounds", lambda weights, _: torch.zeros(len(weights)))
     assert make()[1] is None
-    assert "highest outputs differ" in caplog.text
+    assert "outputs differ" in caplog.text
 
 
 def test_weights_are_rounded_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
