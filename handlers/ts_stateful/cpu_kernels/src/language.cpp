@@ -34,6 +34,7 @@
     multiply_linear(*linear, x, int(rows), int(num_threads), scratch, y);                                                   \
   }                                                                                                                         \
   extern "C" int64_t most_linear_rows_##NAME() { return most_linear_rows<T>(); }                                             \
+  extern "C" int64_t most_listed_rows_##NAME() { return MOST_LISTED<T>; }                                                   \
   extern "C" bool find_candidates_##NAME(const Shortlist<T>* list, const Input<T>* x, int64_t rows, const Draw* draws,      \
                                          int64_t num_threads, Input<T>* packed, float* wide, float* y) {                    \
     return find_candidates(*list, x, int(rows), draws, int(num_threads), packed, wide, y);                                  \

@@ -21,12 +21,71 @@
 
 namespace {
 
-constexpr int FEW = 8;  // rows
+#ifdef __AVX512VNNI__
+constexpr int FEW = 12, FEWER = 8;
+#else
+constexpr int FEW = 8, FEWER = 3;
+#endif
+// Rows: with more, reading the real weights is not what takes the time.
+template <class T> constexpr int MOST_LISTED = sizeof(T) > 2 ? FEW : FEWER;
 // Of the highest: outputs so near may become equal where they are rounded, and where they are divided.
 template <class T> constexpr float TIE = std::is_same_v<T, bfloat16> ? 0x1p-6f : 0x1p-20f;
 
 // 8-bit weights (out, in), what a unit of them is (out,), and how long the differences from the real weights are (out,).
 template <class T> struct Shortlist { Linear<T> linear; const int8_t* weight; const float *unit, *error; };
+
+#ifdef __AVX512VNNI__
+// Inputs in 16 bits: their high bytes plus 128, and then their low bytes. Return what a unit of them is, for the largest one.
+template <class X> float narrow(const X* x, int64_t in, float largest, float* narrowed) {
+  uint8_t* bytes = reinterpret_cast<uint8_t*>(narrowed);
+  const float scale = 32767 / largest;
+#pragma omp simd
+  for (int64_t d = 0; d < in; d++) {
+    const int32_t in_16_bits = int32_t(std::nearbyint(number(x[d]) * scale)) + 32768;
+    bytes[d] = uint8_t(in_16_bits >> 8), bytes[in + d] = uint8_t(in_16_bits);
+  }
+  return largest / 32767;
+}
+
+// Add products of bytes, of which x has no signs, four in each lane. GCC's own function moves sums from register to register.
+inline void add_products(__m512i& sum, __m512i x, __m512i w) { __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w)); }
+
+// Products of `num` rows of weights in 8 bits and M narrowed inputs, each after room for `in` floats; result[m][n].
+template <int M> void multiply_bytes(const int8_t* __restrict w, int num, const float* narrowed, int64_t in, float* result) {
+  constexpr int N = M == 4 ? 2 : 4;  // rows of weights at a time
+  const uint8_t* __restrict x = reinterpret_cast<const uint8_t*>(narrowed);
+  V products[M][LANES];
+  for (int n = 0; n < LANES; n += N) {
+    __m512i added[N] = {}, high[M][N] = {}, low[M][N] = {};  // `added` is 128 times the weights
+    const int8_t* rows[N];
+    for (int i = 0; i < N; i++) rows[i] = w + std::min(n + i, num - 1) * in;
+    for (int64_t k = 0; k < in; k += LINE) {
+      const __mmask64 some = in - k < LINE ? (uint64_t(1) << (in - k)) - 1 : ~uint64_t(0);
+      __m512i weights[N];
+      for (int i = 0; i < N; i++) {
+        weights[i] = _mm512_maskz_loadu_epi8(some, rows[i] + k);
+        __builtin_prefetch(rows[i] + k + FAR, 0, LOCALITY);
+        add_products(added[i], _mm512_set1_epi8(-128), weights[i]);
+      }
+      for (int m = 0; m < M; m++) {
+        const __m512i highs = _mm512_maskz_loadu_epi8(some, x + 4 * m * in + k);
+        const __m512i lows = _mm512_maskz_loadu_epi8(some, x + (4 * m + 1) * in + k);
+        for (int i = 0; i < N; i++) add_products(high[m][i], highs, weights[i]), add_products(low[m][i], lows, weights[i]);
+      }
+    }
+    for (int m = 0; m < M; m++)
+      for (int i = 0; i < N; i++) {
+        const V highs = _mm512_cvtepi32_ps(_mm512_sub_epi32(high[m][i], added[i]));
+        products[m][n + i] = fma(highs, all(256), _mm512_cvtepi32_ps(low[m][i]));
+      }
+  }
+  for (int m = 0; m < M; m++) store(result + m * LANES, sums(products[m]));
+}
+#else
+template <class X> float narrow(const X* x, int64_t in, float, float* narrowed) {
+  for (int64_t d = 0; d < in; d++) narrowed[d] = number(x[d]);
+  return 1;
+}
 
 // Products of `num` rows of weights in 8 bits and M inputs; result[m][n].
 template <int M> void multiply_bytes(const int8_t* __restrict w, int num, const float* __restrict x, int64_t in, float* result) {
@@ -53,22 +112,26 @@ template <int M> void multiply_bytes(const int8_t* __restrict w, int num, const 
   }
   for (int m = 0; m < M; m++) store(result + m * LANES, sums(products[m]));
 }
+#endif
 
-// Store outputs n to n + LANES of rows x (rows, in) in result[m][i], by the weights in 8 bits; return how many of them exist.
-template <class T> int estimate(const Shortlist<T>& list, int64_t n, const float* x, int rows, float* result) {
-  const int64_t in = list.linear.in;
-  const int num = int(std::min<int64_t>(LANES, list.linear.out - n));
-  const int8_t* w = list.weight + n * in;
-  int m = 0;
-  for (; m + 4 <= rows; m += 4) multiply_bytes<4>(w, num, x + m * in, in, result + m * LANES);
-  for (; m + 2 <= rows; m += 2) multiply_bytes<2>(w, num, x + m * in, in, result + m * LANES);
-  if (m < rows) multiply_bytes<1>(w, num, x + m * in, in, result + m * LANES);
-  for (m = 0; m < rows; m++)
-    for (int i = 0; i < num; i++) {
-      float& value = result[m * LANES + i];
-      value = value * list.unit[n + i] + (list.linear.bias ? number(list.linear.bias[n + i]) : 0);
-    }
-  return num;
+// Estimate outputs n to n + num of narrowed rows x by the weights in 8 bits.
+template <class T>
+void estimate(const Shortlist<T>& list, int64_t n, int num, const float* x, const float* units, int rows, float* y) {
+  const Linear<T>& linear = list.linear;
+  const int64_t in = linear.in;
+  alignas(64) float result[FEW * LANES];
+  for (const int64_t end = n + num; n < end; n += LANES) {
+    const int8_t* w = list.weight + n * in;
+    num = int(std::min<int64_t>(LANES, end - n));
+    int m = 0;
+    for (; m + 4 <= rows; m += 4) multiply_bytes<4>(w, num, x + m * in, in, result + m * LANES);
+    for (; m + 2 <= rows; m += 2) multiply_bytes<2>(w, num, x + m * in, in, result + m * LANES);
+    if (m < rows) multiply_bytes<1>(w, num, x + m * in, in, result + m * LANES);
+    for (m = 0; m < rows; m++)
+      for (int i = 0; i < num; i++)
+        y[m * linear.out + n + i] =
+            result[m * LANES + i] * units[m] * list.unit[n + i] + (linear.bias ? number(linear.bias[n + i]) : 0);
+  }
 }
 
 // Output n of row x, packed, as the layer gives it.
@@ -88,10 +151,8 @@ class Highest {
 
   explicit Highest(size_t count = 1) : count(count) {}
   void add(const float* numbers, int num) {
-    float highest = least;
-#pragma omp simd reduction(max : highest)
-    for (int i = 0; i < num; i++) highest = std::max(highest, numbers[i]);
-    for (int i = 0; highest > least && i < num; i++) add(numbers[i]);
+    if (!(highest_of(numbers, num) > least)) return;
+    for (int i = 0; i < num; i++) add(numbers[i]);
   }
   void add(Highest other) {
     for (; !other.queue.empty(); other.queue.pop()) add(other.queue.top());
@@ -161,34 +222,35 @@ bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int rows, cons
   const Linear<T>& linear = list.linear;
   const int64_t in = linear.in, out = linear.out, most = out / 16 + 2 * rows;
   std::atomic<int64_t> num_possible{0};
-  float lengths[FEW];
+  float lengths[FEW], units[FEW];
   const std::vector<Aim> aims(draws, draws + rows);
   std::vector<Highest> highest;
   for (const Aim& aim : aims) highest.emplace_back(aim.count);
   team.spread(num_threads);
 #pragma omp parallel num_threads(num_threads)
   {
-    alignas(64) float result[FEW * LANES], bounds[AT_ONCE];
+    float bounds[AT_ONCE];
     std::vector<Highest> own = highest;
 #pragma omp for schedule(static)
     for (int m = 0; m < rows; m++) {
       pack<T>(x + m * in, 1, 0, in, packed + m * in);
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
+      float sum = 0, largest = 0;
+#pragma omp simd reduction(+ : sum) reduction(max : largest)
       for (int64_t d = 0; d < in; d++) {
-        const float value = wide[m * in + d] = number(x[m * in + d]);
-        sum += value * value;
+        const float value = number(x[m * in + d]);
+        sum += value * value, largest = std::max(largest, std::fabs(value));
       }
-      lengths[m] = std::sqrt(sum);
+      // Nothing bounds rows of zeros, or with inputs that are no finite numbers.
+      lengths[m] = largest > 1e-30f && largest < 1e30f ? std::sqrt(sum) : NAN;
+      units[m] = narrow(x + m * in, in, largest, wide + m * in);
     }
 #pragma omp for schedule(static)
-    for (int64_t n = 0; n < out; n += LANES) {
-      const int num = estimate(list, n, wide, rows, result);
+    for (int64_t n = 0; n < out; n += AT_ONCE) {
+      const int num = int(std::min(AT_ONCE, out - n));
+      estimate(list, n, num, wide, units, rows, y);
       for (int m = 0; m < rows; m++) {
-        const float* estimates = result + m * LANES;
-        bound<T, false>(list, aims[m], estimates, n, num, lengths[m], bounds);
+        bound<T, false>(list, aims[m], y + m * out + n, n, num, lengths[m], bounds);
         own[m].add(bounds, num);
-        std::copy_n(estimates, num, y + m * out + n);
       }
     }
 #pragma omp critical
@@ -201,8 +263,9 @@ bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int rows, cons
         const int num = int(std::min(AT_ONCE, out - n));
         float* values = y + m * out + n;
         bound<T, true>(list, aims[m], values, n, num, lengths[m], bounds);
+        if (highest_of(bounds, num) < least) continue;
         for (int i = 0; i < num; i++) {
-          if (!(bounds[i] >= least)) continue;
+          if (bounds[i] < least) continue;
           if (num_possible.fetch_add(1, std::memory_order_relaxed) < most) values[i] = compute(linear, n + i, packed + m * in);
         }
       }

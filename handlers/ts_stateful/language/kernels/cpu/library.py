@@ -87,7 +87,8 @@ class LinearFacts(ctypes.Structure):
 class Functions(NamedTuple):
     """The library's functions for a dtype of states and one of weights.
 
-    `most_rows` of a step go through layers in one call, and with `most_linear_rows` it multiplies faster than torch.
+    `most_rows` of a step go through layers in one call, with `most_linear_rows` it multiplies faster than torch, and with
+    `most_listed_rows` a shortlist is faster.
     """
 
     write: Callable[..., None]
@@ -101,6 +102,7 @@ class Functions(NamedTuple):
     spread_threads: Callable[[int], None]
     most_rows: int
     most_linear_rows: int
+    most_listed_rows: int
 
     def multiply(self, linear: LinearFacts, inputs: Tensor) -> Tensor:
         """Map `(..., inputs)` to `(..., outputs)`, up to `most_rows` of them."""
@@ -175,6 +177,7 @@ def functions_for(
         forbid_rows=declared("forbid_rows", "float32", None, *of_logits),
         most_rows=library.most_rows(),
         most_linear_rows=declared("most_linear_rows", of_weights, word)(),
+        most_listed_rows=declared("most_listed_rows", of_weights, word)(),
         spread_threads=library.spread_threads,
     )
 

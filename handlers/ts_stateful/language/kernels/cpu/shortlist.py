@@ -20,10 +20,8 @@ __all__ = ["Shortlist"]
 
 logger = logging.getLogger(__name__)
 
-# Rows, by the bytes of a weight: with more, reading the real weights is not what takes the time. See `shortlist.h`.
-_MOST_ROWS: Final = {4: 8, 2: 3}
-# Of the weights' length: more than float32 sums of their products are wrong by.
-_ROUNDING: Final = 2.0**-15
+# Of the weights' length: more than float32 sums of their products are wrong by; and what inputs in 16 bits are, for their root.
+_ROUNDING, _NARROWING = 2.0**-15, 2.0**-15.9
 _REST: Final = 256  # calls after one that was in vain
 _VERIFIED: Final = (SamplingRow(), SamplingRow(1.0), SamplingRow(0.7, top_k=5))
 _VERIFIED_ROWS: Final = (1, 2, 7)
@@ -48,7 +46,8 @@ class Shortlist:
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, library: ctypes.CDLL) -> None:
-        self._find = functions_for(library, dtype, linear.weight.dtype).find_candidates
+        functions = functions_for(library, dtype, linear.weight.dtype)
+        self._find, self._most_rows = functions.find_candidates, functions.most_listed_rows
         self._linear, self._dtype = linear, dtype
         self._rounded = Rounded.of(linear.weight)
         use_huge_pages([self._rounded.numbers])
@@ -57,7 +56,6 @@ class Shortlist:
             LinearFacts.of(linear.weight, linear.bias),
             *(part.data_ptr() for part in (*self._rounded, self._errors)),
         )
-        self._most_rows = _MOST_ROWS[linear.weight.itemsize]
         self._rest = 0
 
     @classmethod
@@ -128,10 +126,11 @@ class Shortlist:
 def _bounds(weights: Tensor, rounded: Rounded) -> Tensor:
     """Return how long the differences of each row of weights `(out, in)` from the rounded ones are at most, `(out,)`."""
     bounds = torch.empty(len(weights))
+    rounding = _ROUNDING + _NARROWING * weights.shape[1] ** 0.5
     for some in row_blocks(weights):
         rows = weights.detach()[some].float()
         apart = torch.linalg.vector_norm(
             rows - rounded.numbers[some] * rounded.units[some, None], dim=-1
         )
-        bounds[some] = 1.001 * apart + _ROUNDING * torch.linalg.vector_norm(rows, dim=-1)
+        bounds[some] = 1.001 * apart + rounding * torch.linalg.vector_norm(rows, dim=-1)
     return bounds
