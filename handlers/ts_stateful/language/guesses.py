@@ -81,7 +81,8 @@ class Guesses:
                 span.kv.reserve(span.stop)
             later = [row.later(place) for row in settings]
             # A draw may meet estimates, which are near enough: the output layer may have as many weights as all others.
-            logits = self._layers(Rows(ids, positions, spans, draws=later))
+            draws = [row._replace(top_p=1.0) for row in later]
+            logits = self._layers(Rows(ids, positions, spans, draws=draws))
             if logits is None:
                 break
             ids = sample(logits, later, self._draw_rows)

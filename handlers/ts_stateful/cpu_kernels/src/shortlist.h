@@ -5,7 +5,8 @@
 // |w - w'| |x|. So most outputs cannot be among the highest. Those that can are computed from the real weights.
 //
 // The winner of a race of all tokens is the one with the highest x - t log(e): x is its logit, t the temperature, e what its
-// probability divides, see `Race`. As e is known, the same bounds tell which tokens cannot win.
+// probability divides, see `Race`. As e is known, the same bounds tell which tokens cannot win. The tokens that top-p leaves are
+// among the highest, and the bounds tell how much probability the others have.
 
 #pragma once
 
@@ -144,6 +145,8 @@ template <class T> float compute(const Linear<T>& linear, int64_t n, const Input
   return number(rounded);
 }
 
+constexpr int64_t NUCLEUS = 1024;  // outputs of a row with top-p, at most
+
 // The lowest of the `count` highest numbers.
 class Highest {
  public:
@@ -171,16 +174,17 @@ class Highest {
 };
 
 // The outputs of a row that matter: the `count` highest ones and what is at most `below` them. Where `spread` is not 0, outputs
-// are compared with - spread * log(e) added.
+// are compared with - spread * log(e) added. Where `top_p` is not 1, those with this part of the probability must be among them.
 struct Aim {
   size_t count = 1;
-  float below = 0, spread = 0;
+  float below = 0, spread = 0, temperature;
+  double top_p = 1;
   Race race;
 
-  explicit Aim(const Draw& settings) : race(settings) {
-    const float temperature = float(settings.temperature);
+  Aim(const Draw& settings, int64_t nucleus) : temperature(float(settings.temperature)), race(settings) {
     if (!(temperature > 0)) return;
     if (!std::isinf(settings.top_k)) count = size_t(settings.top_k);
+    else if (settings.top_p < 1) count = size_t(nucleus), top_p = settings.top_p;
     else if (settings.min_p > 0) below = -temperature * float(std::log(settings.min_p));
     else spread = temperature;
   }
@@ -188,6 +192,51 @@ struct Aim {
   // What may become equal to `value` or higher where outputs are rounded, and where they are divided.
   template <class T> float least(float value) const {
     return value - below - (std::fabs(value) + below + spread * float(LATEST)) * TIE<T>;
+  }
+};
+
+// The outputs of a row that were computed, and bounds of the probability of all others, in that of an output of `least`.
+struct Mass {
+  std::vector<std::pair<float, int64_t>> values;  // and their tokens
+  double low = 0, high = 0;
+
+  // Add outputs whose upper bounds are below `least`.
+  void add(const float* bounds, const float* errors, int num, float length, float least, float scale) {
+    float lower = 0, upper = 0;
+#pragma omp simd reduction(+ : lower, upper)
+    for (int i = 0; i < num; i++) {
+      const float apart = std::min(bounds[i] - least, 0.0f), counts = bounds[i] < least;
+      lower += counts * power((apart - 2 * errors[i] * length) * scale), upper += counts * power(apart * scale);
+    }
+    low += lower, high += upper;
+  }
+  void add(const Mass& other) {
+    values.insert(values.end(), other.values.begin(), other.values.end());
+    low += other.low, high += other.high;
+  }
+
+  // Return whether the same token wins the race of the fewest and of the most tokens that may have `top_p` of the probability.
+  template <class T> bool is_clear(const Aim& aim, float least) {
+    if (values.empty()) return false;
+    std::sort(values.begin(), values.end(), [](const auto& x, const auto& y) { return x.first > y.first; });
+    const double scale = 1 / double(aim.temperature), highest = values[0].first;
+    const double slack = std::exp(TIE<T> * std::max(std::fabs(highest), double(std::fabs(least))) * scale);  // of estimates
+    const double unit = std::exp((least - highest) * scale);
+    double head = 0, sum = 0;
+    for (const auto& [value, _] : values) head += std::exp((value - highest) * scale);
+    const double enough = 0.99999 * aim.top_p * (head + low * unit / slack);
+    const double surely = 1.00001 * aim.top_p * (head + high * unit * slack);
+    Race race = aim.race;
+    int64_t winner = UNKNOWN;
+    for (const auto& [value, token] : values) {
+      if (sum >= enough && winner == UNKNOWN) winner = race.winner;
+      if (sum >= surely) return winner == race.winner;
+      if (value < least) return false;
+      const double probability = std::exp((value - highest) * scale);
+      sum += probability;
+      race.enter(token, probability);
+    }
+    return false;
   }
 };
 
@@ -220,12 +269,17 @@ template <class T>
 bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int rows, const Draw* draws, int num_threads, Input<T>* packed,
                      float* wide, float* y) {
   const Linear<T>& linear = list.linear;
-  const int64_t in = linear.in, out = linear.out, most = out / 16 + 2 * rows;
+  const int64_t in = linear.in, out = linear.out, most = out / 8 + 2 * rows;
   std::atomic<int64_t> num_possible{0};
   float lengths[FEW], units[FEW];
-  const std::vector<Aim> aims(draws, draws + rows);
+  std::vector<Aim> aims;
   std::vector<Highest> highest;
-  for (const Aim& aim : aims) highest.emplace_back(aim.count);
+  for (int m = 0; m < rows; m++) {
+    aims.emplace_back(draws[m], std::clamp(out / (64 * rows), int64_t(1), NUCLEUS));
+    highest.emplace_back(aims[m].count);
+  }
+  std::vector<Mass> masses(rows);
+  bool is_clear = true;
   team.spread(num_threads);
 #pragma omp parallel num_threads(num_threads)
   {
@@ -257,21 +311,33 @@ bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int rows, cons
     for (int m = 0; m < rows; m++) highest[m].add(own[m]);
 #pragma omp barrier
     for (int m = 0; m < rows; m++) {
-      const float least = aims[m].template least<T>(highest[m].least);
+      const Aim& aim = aims[m];
+      const float least = aim.template least<T>(highest[m].least);
+      Mass mass;
 #pragma omp for schedule(static) nowait
       for (int64_t n = 0; n < out; n += AT_ONCE) {
         const int num = int(std::min(AT_ONCE, out - n));
         float* values = y + m * out + n;
-        bound<T, true>(list, aims[m], values, n, num, lengths[m], bounds);
+        bound<T, true>(list, aim, values, n, num, lengths[m], bounds);
+        if (aim.top_p < 1) mass.add(bounds, list.error + n, num, lengths[m], least, 1 / aim.temperature);
         if (highest_of(bounds, num) < least) continue;
         for (int i = 0; i < num; i++) {
           if (bounds[i] < least) continue;
-          if (num_possible.fetch_add(1, std::memory_order_relaxed) < most) values[i] = compute(linear, n + i, packed + m * in);
+          if (num_possible.fetch_add(1, std::memory_order_relaxed) >= most) break;
+          values[i] = compute(linear, n + i, packed + m * in);
+          if (aim.top_p < 1) mass.values.emplace_back(values[i], n + i);
         }
       }
+#pragma omp critical
+      masses[m].add(mass);
     }
+#pragma omp barrier
+#pragma omp for schedule(static) reduction(&& : is_clear)
+    for (int m = 0; m < rows; m++)
+      if (aims[m].top_p < 1 && num_possible <= most)
+        is_clear = is_clear && masses[m].template is_clear<T>(aims[m], aims[m].template least<T>(highest[m].least));
   }
-  return num_possible <= most;
+  return num_possible <= most && is_clear;
 }
 
 }  // namespace

@@ -43,9 +43,7 @@ class SamplingRow(NamedTuple):
     @property
     def needs_few(self) -> bool:
         """True if few logits decide: the highest, or in a race of all tokens those whose random numbers are good."""
-        return (
-            not self.temperature or 0 < self.top_k <= _FEW or (not self.top_k and self.top_p >= 1)
-        )
+        return not self.temperature or self.top_k <= _FEW
 
     def later(self, count: int) -> SamplingRow:
         """Return the settings of the token so many after this one."""

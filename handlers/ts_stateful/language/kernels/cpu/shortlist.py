@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 # Of the weights' length: more than float32 sums of their products are wrong by; and what inputs in 16 bits are, for their root.
 _ROUNDING, _NARROWING = 2.0**-15, 2.0**-15.9
-_REST: Final = 256  # calls after one that was in vain
-_VERIFIED: Final = (SamplingRow(), SamplingRow(1.0), SamplingRow(0.7, top_k=5))
+_MOST_VAIN: Final = 8  # calls in vain; after each of them twice as many calls do not try
+_VERIFIED: Final = (SamplingRow(), SamplingRow(1.0), SamplingRow(0.7, top_p=0.5))
 _VERIFIED_ROWS: Final = (1, 2, 7)
 _TOLERANCE: Final = {torch.float32: 1e-4, torch.bfloat16: 1e-2}  # of the largest output
 
@@ -56,7 +56,7 @@ class Shortlist:
             LinearFacts.of(linear.weight, linear.bias),
             *(part.data_ptr() for part in (*self._rounded, self._errors)),
         )
-        self._rest = 0
+        self._rest = self._vain = 0
 
     @classmethod
     def of(cls, head: nn.Linear, dtype: torch.dtype, library: ctypes.CDLL) -> Shortlist | None:
@@ -79,7 +79,10 @@ class Shortlist:
         Each draw has `needs_few`, or may be wrong. `divisor` is what makes outputs logits. Return None where the layer must be
         called, because there are too many rows, or too many outputs may decide.
         """
-        if len(inputs) > self._most_rows or self._rest:
+        # A quotient of 16 bits is another logit, and top-p compares sums of all.
+        divides = divisor != 1 and inputs.dtype is torch.bfloat16
+        is_unknown = divides and any(row.top_p < 1 and not row.top_k for row in draws)
+        if len(inputs) > self._most_rows or self._rest or is_unknown:
             self._rest = max(0, self._rest - 1)
             return None
         outputs = torch.empty(len(inputs), self._linear.out_features)
@@ -96,10 +99,9 @@ class Shortlist:
             wide.data_ptr(),
             outputs.data_ptr(),
         )
-        if is_short:
-            return outputs.to(inputs.dtype)
-        self._rest = _REST
-        return None
+        self._vain = 0 if is_short else min(self._vain + 1, _MOST_VAIN)
+        self._rest = 2**self._vain - 2 if self._vain else 0
+        return outputs.to(inputs.dtype) if is_short else None
 
     @torch.inference_mode()
     def _difference(self) -> str:
@@ -112,7 +114,7 @@ class Shortlist:
             inputs = inputs.to(self._dtype)
             draws = [_VERIFIED[row % len(_VERIFIED)] for row in range(num_rows)]
             expected, found = self._linear(inputs), self(inputs, draws)
-            self._rest = 0
+            self._rest = self._vain = 0
             if found is None:
                 continue
             tokens = torch.tensor([sample(expected, draws), sample(found, draws)]).T

@@ -243,7 +243,7 @@ def test_replies_are_those_of_stock_code(name: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 0.7, "top_k": 1000},
         {"logprobs": True},
         {"frequency_penalty": 0.5},
         {"logit_bias": {5: 1.0}},
