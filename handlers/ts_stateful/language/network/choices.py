@@ -21,7 +21,7 @@ _TOKENS = 4001  # no multiple of a vector
 
 
 class ChoiceKernels(NamedTuple):
-    """The kernels of `sample` and `forbid`; None where numpy and torch compute."""
+    """The kernels of `sample` and `forbid`; None where torch computes."""
 
     draw_rows: DrawRows | None = None
     forbid_rows: ForbidRows | None = None
@@ -39,7 +39,7 @@ def find_choices(device: torch.device) -> ChoiceKernels:
     draws: DrawRows | None = functions.draw_rows
     forbids: ForbidRows | None = functions.forbid_rows
     if sample(logits, rows, draws) != sample(logits, rows):
-        logger.warning("numpy draws tokens: the compiled kernel draws others")
+        logger.warning("torch draws tokens: the compiled kernel draws others")
         draws = None
     words = np.random.default_rng(0).integers(-(2**31), 2**31, (16, -(-_TOKENS // 32)))
     masks = [None, *words.astype(np.int32)[1:]]
