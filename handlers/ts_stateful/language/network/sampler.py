@@ -137,8 +137,7 @@ def _arrivals(tokens: Tensor, settings: Tensor, probabilities: Tensor) -> Tensor
     keys = settings[:, 4:].long()
     mixed = (tokens * 0x9E3779B1 + keys[:, :1]) & _HALF
     mixed = _mixed(_mixed(mixed) ^ keys[:, 1:])
-    times: Tensor = -torch.log1p(-(mixed.double() + 0.5) / 2**32) / probabilities
-    return times
+    return -torch.log1p(-(mixed.double() + 0.5) / 2**32) / probabilities
 
 
 def _mixed(numbers: Tensor) -> Tensor:
@@ -149,7 +148,7 @@ def _mixed(numbers: Tensor) -> Tensor:
 
 def _left(ordered: Tensor, settings: Tensor) -> Tensor:
     """Return the probabilities of tokens, in the likeliest's, from logits in descending order; 0 for those that are dropped."""
-    temperature, top_k, top_p, min_p, *_ = settings.split(1, dim=-1)
+    temperature, top_k, top_p, min_p = (settings[:, at : at + 1] for at in range(4))
     probabilities = ((ordered - ordered[:, :1]) / temperature).exp()
     places = torch.arange(ordered.shape[-1], device=ordered.device)
     probabilities = probabilities * (places < top_k)
