@@ -145,7 +145,7 @@ template <class T> float compute(const Linear<T>& linear, int64_t n, const Input
   return number(rounded);
 }
 
-constexpr int64_t NUCLEUS = 1024;  // outputs of a row with top-p, at most
+constexpr int64_t NUCLEUS = 512;  // outputs of a row with top-p, at most
 
 // The lowest of the `count` highest numbers.
 class Highest {

@@ -85,6 +85,7 @@ class Shortlist:
         if len(inputs) > self._most_rows or self._rest or is_unknown:
             self._rest = max(0, self._rest - 1)
             return None
+        assert len(draws) == len(inputs)
         outputs = torch.empty(len(inputs), self._linear.out_features)
         packed, wide = torch.empty_like(inputs), torch.empty(inputs.shape)
         settings = settings_of(draws, self._linear.out_features)
