@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 # Of the weights' length: more than float32 sums of their products are wrong by; and what inputs in 16 bits are, for their root.
 _ROUNDING, _NARROWING = 2.0**-15, 2.0**-15.9
+_LEAST: Final = 1e-18  # of a bound: squares of smaller weights are 0 in float32
 _MOST_VAIN: Final = 8  # calls in vain; after each of them twice as many calls do not try
 _VERIFIED: Final = (SamplingRow(), SamplingRow(1.0), SamplingRow(0.7, top_p=0.5))
 _VERIFIED_ROWS: Final = (1, 2, 7)
@@ -81,14 +82,17 @@ class Shortlist:
         """
         # A quotient of 16 bits is another logit, and top-p compares sums of all.
         divides = divisor != 1 and inputs.dtype is torch.bfloat16
-        is_unknown = divides and any(row.top_p < 1 and not row.top_k for row in draws)
+        vocabulary = self._linear.out_features
+        is_unknown = divides and any(
+            row.top_p < 1 and not 0 < row.top_k < vocabulary for row in draws
+        )
         if len(inputs) > self._most_rows or self._rest or is_unknown:
             self._rest = max(0, self._rest - 1)
             return None
         assert len(draws) == len(inputs)
-        outputs = torch.empty(len(inputs), self._linear.out_features)
+        outputs = torch.empty(len(inputs), vocabulary)
         packed, wide = torch.empty_like(inputs), torch.empty(inputs.shape)
-        settings = settings_of(draws, self._linear.out_features)
+        settings = settings_of(draws, vocabulary)
         settings[:, 0] *= divisor
         is_short = self._find(
             ctypes.byref(self._facts),
@@ -136,4 +140,4 @@ def _bounds(weights: Tensor, rounded: Rounded) -> Tensor:
             rows - rounded.numbers[some] * rounded.units[some, None], dim=-1
         )
         bounds[some] = 1.001 * apart + rounding * torch.linalg.vector_norm(rows, dim=-1)
-    return bounds
+    return bounds.clamp_min_(_LEAST)

@@ -127,6 +127,8 @@ def test_tokens_are_drawn_as_from_all_outputs(
     has_nucleus = settings.top_p < 1 and not settings.top_k
     if has_nucleus and divisor != 1 and dtypes[0] is torch.bfloat16:
         assert not num_short
+        every = settings._replace(top_k=3003)
+        assert found(inputs[:1], [every], divisor) is None
     else:
         assert num_short > (30 if has_nucleus else 85)
     assert len(chosen) >= num_short / 3
@@ -168,6 +170,73 @@ def test_rows_of_zeros_and_of_very_large_and_small_weights_are_right() -> None:
         inputs[0, 7] = 0.01 * sign
         assert_highest(found(inputs, [SamplingRow()] * 2), layer(inputs))
     assert found(torch.zeros(1, 160), [SamplingRow()]) is None  # all are equal
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("weight", "value"), [(1e-25, 1.0), (1.0, 1e-25), (1.0, 1e17)])
+def test_numbers_whose_squares_are_none_have_no_bounds(weight: float, value: float) -> None:
+    """Float32 has no squares of them, so lengths are unknown."""
+    _, found = make(lambda weights: weights.mul_(weight))
+    assert found is not None
+    for _ in range(8):
+        assert found(value * torch.randn(1, 160), [SamplingRow()]) is None
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_the_last_outputs_are_added_up_as_the_layer_does(
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> None:
+    """They fill no block."""
+
+    def change(weights: Tensor) -> None:
+        weights[-5:] *= 6
+
+    layer, found = make(change, dtypes=dtypes)
+    assert found is not None
+    num_last = 0
+    for _ in range(50):
+        inputs = torch.randn(1, 160).to(dtypes[0])
+        highest, expected = found(inputs, [SamplingRow()]), layer(inputs)
+        assert highest is not None
+        assert torch.equal(highest.max(), expected.max())
+        num_last += int(expected.argmax() >= 2998)
+    assert num_last > 25
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("step", [0, 1 / 256])
+def test_unlikely_tokens_are_rounded_too(step: float) -> None:
+    """Their many logits, all rounded upwards, decide where the nucleus ends. Of equal likely ones, it has the first."""
+
+    def change(weights: Tensor) -> None:
+        weights[:] = 0
+        weights[:46, 0] = -step * torch.arange(46)
+        weights[46:, :2] = torch.tensor([-7.5625, 0.009])
+
+    layer, found = make(change, dtypes=(torch.bfloat16, torch.bfloat16))
+    assert found is not None
+    inputs = torch.zeros(1, 160, dtype=torch.bfloat16)
+    inputs[0, :2] = torch.tensor([1.0625, 0.5])
+    expected = layer(inputs)
+    assert (
+        expected[0, 46] == -8
+    )  # of -8.0307; the estimate is -8.0352, and would be rounded to -8.0625
+    probabilities = expected.double().exp()[0]
+    top_p = (
+        float(probabilities[:5].sum() / probabilities.sum()) * 1.0002
+    )  # so the sixth belongs to it
+    chosen, num_short = set(), 0
+    for seed in range(100):
+        rows = [SamplingRow(1.0, top_p=top_p, seed=seed)]
+        chosen.update(sample(expected, rows))
+        outputs = found(inputs, rows)
+        found._rest = 0
+        if outputs is not None:
+            num_short += 1
+            assert sample(outputs, rows) == sample(expected, rows)
+    assert chosen == set(range(6))
+    assert num_short > 50
 
 
 @torch.inference_mode()
