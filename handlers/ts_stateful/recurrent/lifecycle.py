@@ -64,11 +64,11 @@ class StepLifecycle:
 
     def answers(self, steps: Sequence[PendingStep], stepped: Stepped) -> Sequence[Answered]:
         """Return the answers to the steps of a pass that have succeeded and are not answered yet."""
-        done = []
-        for row, step in enumerate(steps):
-            if row not in stepped.errors and step.recorded is None:
-                self._table.touch(step.session)
-                done.append((row, step))
+        done = [
+            (row, step)
+            for row, step in enumerate(steps)
+            if row not in stepped.errors and step.recorded is None
+        ]
         return self._outbox.answers(done, stepped.outputs)
 
     def finish(
