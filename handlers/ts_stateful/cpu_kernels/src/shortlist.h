@@ -26,26 +26,6 @@ template <class T> constexpr int MOST_LISTED = sizeof(T) > 2 ? FEW : FEWER;
 // 8-bit weights (out, in), what a unit of them is (out,), and how long the differences from the real weights are (out,).
 template <class T> struct Shortlist { Linear<T> linear; const int8_t* weight; const float *unit, *error; };
 
-// Estimate outputs n to n + num of narrowed rows x by the weights in 8 bits.
-template <class T>
-void estimate(const Shortlist<T>& list, int64_t n, int num, const float* x, const float* units, int rows, float* y) {
-  const Linear<T>& linear = list.linear;
-  const int64_t in = linear.in;
-  alignas(64) float result[FEW * LANES];
-  for (const int64_t end = n + num; n < end; n += LANES) {
-    const int8_t* w = list.weight + n * in;
-    num = int(std::min<int64_t>(LANES, end - n));
-    int m = 0;
-    for (; m + 4 <= rows; m += 4) multiply_bytes<4>(w, num, x + m * in, in, result + m * LANES);
-    for (; m + 2 <= rows; m += 2) multiply_bytes<2>(w, num, x + m * in, in, result + m * LANES);
-    if (m < rows) multiply_bytes<1>(w, num, x + m * in, in, result + m * LANES);
-    for (m = 0; m < rows; m++)
-      for (int i = 0; i < num; i++)
-        y[m * linear.out + n + i] =
-            result[m * LANES + i] * units[m] * list.unit[n + i] + (linear.bias ? number(linear.bias[n + i]) : 0);
-  }
-}
-
 // Output n of row x, packed, as the layer gives it.
 template <class T> float compute(const Linear<T>& linear, int64_t n, const Input<T>* x) {
   alignas(64) float result[WIDE];
@@ -73,79 +53,116 @@ void bound(const Shortlist<T>& list, const Aim& aim, const float* estimates, int
   }
 }
 
+// A row of inputs: what its draw depends on, its length, what a unit of its narrowed numbers is, and what is found of its outputs.
+struct Sought { Aim aim; Highest highest; Mass mass; float length, unit; };
+
+// Estimate outputs n to n + num of narrowed rows x by the weights in 8 bits.
+template <class T>
+void estimate(const Shortlist<T>& list, int64_t n, int num, const float* x, const std::vector<Sought>& rows, float* y) {
+  const Linear<T>& linear = list.linear;
+  const int64_t in = linear.in;
+  const int num_rows = int(rows.size());
+  alignas(64) float result[FEW * LANES];
+  for (const int64_t end = n + num; n < end; n += LANES) {
+    const int8_t* w = list.weight + n * in;
+    num = int(std::min<int64_t>(LANES, end - n));
+    int m = 0;
+    for (; m + 4 <= num_rows; m += 4) multiply_bytes<4>(w, num, x + m * in, in, result + m * LANES);
+    for (; m + 2 <= num_rows; m += 2) multiply_bytes<2>(w, num, x + m * in, in, result + m * LANES);
+    if (m < num_rows) multiply_bytes<1>(w, num, x + m * in, in, result + m * LANES);
+    for (m = 0; m < num_rows; m++)
+      for (int i = 0; i < num; i++)
+        y[m * linear.out + n + i] =
+            result[m * LANES + i] * rows[m].unit * list.unit[n + i] + (linear.bias ? number(linear.bias[n + i]) : 0);
+  }
+}
+
+// Pack and narrow a row.
+template <class T> void prepare(const Input<T>* x, int64_t in, Input<T>* packed, float* wide, Sought& row) {
+  pack<T>(x, 1, 0, in, packed);
+  float sum = 0, largest = 0;
+#pragma omp simd reduction(+ : sum) reduction(max : largest)
+  for (int64_t d = 0; d < in; d++) {
+    const float value = number(x[d]);
+    sum += value * value, largest = std::max(largest, std::fabs(value));
+  }
+  // Nothing bounds rows of zeros, or with inputs that are no finite numbers, or whose squares are none.
+  row.length = largest > 1e-15f && largest < 1e15f ? std::sqrt(sum) : NAN;
+  row.unit = narrow(x, in, largest, wide);
+}
+
+// Estimate all outputs, and find bounds of each row's highest ones. Inside a parallel region, with a barrier at the end.
+template <class T>
+void estimate_all(const Shortlist<T>& list, const float* wide, std::vector<Sought>& rows, float* y) {
+  const int64_t out = list.linear.out;
+  float bounds[AT_ONCE];
+  std::vector<Highest> own;
+  for (const Sought& row : rows) own.emplace_back(row.aim.count);
+#pragma omp for schedule(static)
+  for (int64_t n = 0; n < out; n += AT_ONCE) {
+    const int num = int(std::min(AT_ONCE, out - n));
+    estimate(list, n, num, wide, rows, y);
+    for (size_t m = 0; m < rows.size(); m++) {
+      bound<T, false>(list, rows[m].aim, y + m * out + n, n, num, rows[m].length, bounds);
+      own[m].add(bounds, num);
+    }
+  }
+#pragma omp critical
+  for (size_t m = 0; m < rows.size(); m++) rows[m].highest.add(own[m]);
+#pragma omp barrier
+}
+
+// Compute those of a row's outputs y that may matter, while fewer than `most` are; count all. Inside a parallel region.
+template <class T>
+void compute_possible(const Shortlist<T>& list, const Input<T>* packed, int64_t most, std::atomic<int64_t>& num_possible,
+                      Sought& row, float* y) {
+  const int64_t out = list.linear.out;
+  const Aim& aim = row.aim;
+  const float least = aim.template least<T>(row.highest.least);
+  float bounds[AT_ONCE];
+  Mass own;
+#pragma omp for schedule(static) nowait
+  for (int64_t n = 0; n < out; n += AT_ONCE) {
+    const int num = int(std::min(AT_ONCE, out - n));
+    bound<T, true>(list, aim, y + n, n, num, row.length, bounds);
+    if (aim.top_p < 1) own.template add<T>(bounds, list.error + n, num, row.length, least, float(1 / aim.temperature));
+    if (highest_of(bounds, num) < least) continue;
+    for (int i = 0; i < num; i++) {
+      if (bounds[i] < least) continue;
+      if (num_possible.fetch_add(1, std::memory_order_relaxed) >= most) break;
+      y[n + i] = compute(list.linear, n + i, packed);
+      if (aim.top_p < 1) own.values.emplace_back(y[n + i], n + i);
+    }
+  }
+#pragma omp critical
+  row.mass.add(own);
+}
+
 // Map up to FEW rows x (rows, in) to y (rows, out), of which those on which each row's draw depends are the layer's. Others may be
 // estimates that are lower. `packed` and `wide` have room for x. Return false, and y is of no use, if too many outputs matter.
 template <class T>
-bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int rows, const Draw* draws, int num_threads, Input<T>* packed,
+bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int num_rows, const Draw* draws, int num_threads, Input<T>* packed,
                      float* wide, float* y) {
-  const Linear<T>& linear = list.linear;
-  const int64_t in = linear.in, out = linear.out, most = out / 8 + 2 * rows;
+  const int64_t in = list.linear.in, out = list.linear.out, most = out / 8 + 2 * num_rows;
   std::atomic<int64_t> num_possible{0};
-  float lengths[FEW], units[FEW];
-  std::vector<Aim> aims;
-  std::vector<Highest> highest;
-  for (int m = 0; m < rows; m++) {
-    aims.emplace_back(draws[m], std::clamp(out / (64 * rows), int64_t(1), NUCLEUS));
-    highest.emplace_back(aims[m].count);
+  std::vector<Sought> rows;
+  for (int m = 0; m < num_rows; m++) {
+    const Aim aim(draws[m], std::clamp(out / (64 * num_rows), int64_t(1), NUCLEUS));
+    rows.push_back({aim, Highest(aim.count), {}, 0, 0});
   }
-  std::vector<Mass> masses(rows);
   bool is_clear = true;
   team.spread(num_threads);
 #pragma omp parallel num_threads(num_threads)
   {
-    float bounds[AT_ONCE];
-    std::vector<Highest> own = highest;
 #pragma omp for schedule(static)
-    for (int m = 0; m < rows; m++) {
-      pack<T>(x + m * in, 1, 0, in, packed + m * in);
-      float sum = 0, largest = 0;
-#pragma omp simd reduction(+ : sum) reduction(max : largest)
-      for (int64_t d = 0; d < in; d++) {
-        const float value = number(x[m * in + d]);
-        sum += value * value, largest = std::max(largest, std::fabs(value));
-      }
-      // Nothing bounds rows of zeros, or with inputs that are no finite numbers, or whose squares are none.
-      lengths[m] = largest > 1e-15f && largest < 1e15f ? std::sqrt(sum) : NAN;
-      units[m] = narrow(x + m * in, in, largest, wide + m * in);
-    }
-#pragma omp for schedule(static)
-    for (int64_t n = 0; n < out; n += AT_ONCE) {
-      const int num = int(std::min(AT_ONCE, out - n));
-      estimate(list, n, num, wide, units, rows, y);
-      for (int m = 0; m < rows; m++) {
-        bound<T, false>(list, aims[m], y + m * out + n, n, num, lengths[m], bounds);
-        own[m].add(bounds, num);
-      }
-    }
-#pragma omp critical
-    for (int m = 0; m < rows; m++) highest[m].add(own[m]);
-#pragma omp barrier
-    for (int m = 0; m < rows; m++) {
-      const Aim& aim = aims[m];
-      const float least = aim.template least<T>(highest[m].least);
-      Mass mass;
-#pragma omp for schedule(static) nowait
-      for (int64_t n = 0; n < out; n += AT_ONCE) {
-        const int num = int(std::min(AT_ONCE, out - n));
-        float* values = y + m * out + n;
-        bound<T, true>(list, aim, values, n, num, lengths[m], bounds);
-        if (aim.top_p < 1) mass.template add<T>(bounds, list.error + n, num, lengths[m], least, float(1 / aim.temperature));
-        if (highest_of(bounds, num) < least) continue;
-        for (int i = 0; i < num; i++) {
-          if (bounds[i] < least) continue;
-          if (num_possible.fetch_add(1, std::memory_order_relaxed) >= most) break;
-          values[i] = compute(linear, n + i, packed + m * in);
-          if (aim.top_p < 1) mass.values.emplace_back(values[i], n + i);
-        }
-      }
-#pragma omp critical
-      masses[m].add(mass);
-    }
+    for (int m = 0; m < num_rows; m++) prepare<T>(x + m * in, in, packed + m * in, wide + m * in, rows[m]);
+    estimate_all(list, wide, rows, y);
+    for (int m = 0; m < num_rows; m++) compute_possible(list, packed + m * in, most, num_possible, rows[m], y + m * out);
 #pragma omp barrier
 #pragma omp for schedule(static) reduction(&& : is_clear)
-    for (int m = 0; m < rows; m++)
-      if (aims[m].top_p < 1 && num_possible <= most)
-        is_clear = is_clear && masses[m].template is_clear<T>(aims[m], aims[m].template least<T>(highest[m].least));
+    for (int m = 0; m < num_rows; m++)
+      if (Sought& row = rows[m]; row.aim.top_p < 1 && num_possible <= most)
+        is_clear = is_clear && row.mass.template is_clear<T>(row.aim, row.aim.template least<T>(row.highest.least));
   }
   return num_possible <= most && is_clear;
 }
