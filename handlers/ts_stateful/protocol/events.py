@@ -41,7 +41,7 @@ class Submit(Struct, frozen=True, tag="submit"):
     - `profile`: the profile of the frontend that received the request.
     - `num_bytes`: the bytes of the client's request.
     - `affinity`: of a request without a session, its name and that of the request before it in the same conversation. A text
-      has a third name. Others may begin alike, so it leaves an engine that is much busier than another.
+      has three or more. Others may begin alike, so it leaves an engine that is much busier than another.
     - `choices`: the number of replies that the client wants; engines get a request for each.
     - `principal`: the tenant that sends the request; None without `handler.auth`. Session ids are then the client's own, else
       those of `protocol.tenants`.

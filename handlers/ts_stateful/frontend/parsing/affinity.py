@@ -22,7 +22,7 @@ def affinity_of(prompt: Prompt, dialogue: str | None) -> tuple[str, ...]:
 
     The client may have named the `dialogue`, for all. Else a request is named by its messages, and one that continues it has
     these, a reply and what follows. A text without messages is named by its first 64, 128, 256, ... characters, as many as it
-    has: one that continues it has these, or twice as many.
+    has: one that continues it has these.
     """
     if dialogue is not None:
         name = _digest([f"dialogue {dialogue}"])
@@ -37,11 +37,11 @@ def affinity_of(prompt: Prompt, dialogue: str | None) -> tuple[str, ...]:
 
 
 def _names_of_text(text: str) -> tuple[str, ...]:
-    size = (1 << len(text).bit_length()) >> 1  # the largest power of 2 that is not more
-    if size < _LEAST_CHARS:
+    if len(text) < _LEAST_CHARS:
         return ()
-    own, shorter = (_digest(["text", text[:some]]) for some in (size, size // 2))
-    return own, own, shorter
+    bits = range(len(text).bit_length() - 1, 4, -1)  # to 32: texts have a third name, see `Submit`
+    own, *shorter = (_digest(["text", text[: 1 << some]]) for some in bits)
+    return own, own, *shorter
 
 
 def _texts(messages: Iterable[Said], images: Iterable[Media]) -> Iterable[str]:

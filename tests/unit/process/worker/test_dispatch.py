@@ -101,6 +101,23 @@ def test_a_conversation_without_a_session_stays_on_its_engine(worker: Worker) ->
     assert all(engine["implicit_sessions"] > 0 for engine in described["engines"])
 
 
+def test_a_text_stays_on_its_engine_after_a_long_reply(worker: Worker) -> None:
+    """Although it is four times as long then, and the other engine has less to do."""
+
+    def say(name: str, text: str) -> str:
+        raw = RawPrompt(session_id=name, prompt=text, max_new_tokens=200, ignore_eos=True)
+        affinity = affinity_of(raw, None)
+        fields = {"creates_session": True, "ephemeral": True, "affinity": affinity}
+        return text + str(worker.ask(raw, **fields)["text"])
+
+    told = [say(f"{number}-1", 4 * f"{number} is the number. ") for number in range(4)]
+    assert min(map(len, told)) >= 256
+    for number, text in enumerate(told):
+        opened(worker, f"s{number}")
+        say(f"{number}-2", text + " Why?")
+    assert worker.describe()["implicit_continued"] == 4
+
+
 def test_texts_with_the_same_beginning_use_all_engines(worker: Worker) -> None:
     """As the questions of an evaluation do, after the same examples. One after the other, they stay where the beginning is."""
 
