@@ -240,8 +240,12 @@ def test_another_principal_finds_nothing() -> None:
 class Texts:
     """Requests for the continuation of texts without messages, compared with stock `generate`."""
 
-    def __init__(self, model: Model) -> None:
-        self.chats, self.model, self.number = Chats(model), model, 0
+    def __init__(self, model: Model, room: int | None = None) -> None:
+        """The device has room for so many tokens, and one implicit session may take them all."""
+        num_bytes = room and room * model.new_kv().token_bytes
+        limits = {"deviceCacheBytes": num_bytes, "implicitSessions": {"maxBytes": num_bytes}}
+        self.chats = Chats(model, config={"handler": limits} if room else None)
+        self.model, self.number = model, 0
 
     def say(self, text: str, max_new_tokens: int = 6) -> dict[str, Any]:
         self.number += 1
@@ -283,6 +287,34 @@ def test_a_text_with_another_end_copies_the_beginning() -> None:
     assert held(texts.chats) == 2
     assert stats(texts.chats).implicit_continued == 0
     assert cached(texts.say(TEXT + " it")) > cached(other)
+
+
+def test_a_text_makes_no_room_by_what_it_continues(model: Model) -> None:
+    """On a device that has room for one of them alone."""
+    texts, text = Texts(model, room=100), TEXT
+    for number in range(4):
+        answer = texts.say(text)
+        assert (cached(answer) > 0) is (number > 0)
+        text += answer["text"] + " and the circle"
+    assert held(texts.chats) == 1
+
+
+def test_a_text_that_fails_leaves_what_it_continues() -> None:
+    """In a pass, or for want of room: a shorter one finds it."""
+    texts = Texts(llama(), room=100)
+    first, harness = texts.say(TEXT), texts.chats.harness
+    raw = RawPrompt(session_id="failing", prompt=TEXT + " it is", max_new_tokens=30)
+    failing = harness.submit(raw, **LONE)
+    harness.steps(1)
+    turn = harness.turn_of(failing)
+    assert turn is not None
+    harness.kind.turns.fail(turn, OutOfMemory("the device is full"))
+    assert held(texts.chats) == 1
+    raw = RawPrompt(session_id="long", prompt=TEXT + " white.", max_new_tokens=150)
+    assert harness.ask(raw, **LONE)["error"]["code"] == "out_of_memory"
+    assert held(texts.chats) == 1
+    shorter = texts.say(TEXT + " white.")
+    assert cached(shorter) >= first["usage"]["prompt_tokens"] - 2
 
 
 def test_a_chat_and_a_text_with_its_ids_share_states() -> None:

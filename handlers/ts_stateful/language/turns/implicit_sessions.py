@@ -115,45 +115,51 @@ class ImplicitSessions(Reserve):
         self._in_use[session.session_id] = self._made(session, ends_of(session))
         self.num_continued += 1
 
+    def take(self, sequence: Sequence) -> None:
+        """Give a text the session of one whose prompt, and maybe reply, it continues; this changes when it commits."""
+        kept, length = self._most_alike(sequence, 0)
+        if kept is None or kept.ends or not kept.is_idle:
+            return
+        state = kept.session.state
+        if length >= state.turns[-1].usage.prompt_tokens - 1:
+            self._remove(kept.session)
+            sequence.session.state, sequence.past = state, state.blank()
+            self._table.tally.changed(sequence.session)
+            self.num_continued += 1
+
     def lend(self, sequence: Sequence) -> int:
         """Give a session that a request opens the KV states of more of its first ids; return their number.
 
         Clients of the Responses API may send all items, and let each response open a session. Agents begin with the same tools,
         a system prompt may have the time at its end, and a client may have shortened a reply. So the session with most of the
-        same ids lends. A text without messages whose prompt, and maybe reply, is continued gives its states away.
+        same ids lends.
         """
         if not (isinstance(sequence.command, Prompt) and sequence.creates_session):
             return 0
         context, own = sequence.context, sequence.context.kv
-        tokens, best, last = self._model.media_tokens, None, sequence.num_prompt - 1
         valid = self.valid(sequence)
         if own.length and valid == len(context.log):  # as always but for other tools
             return 0
-        most = valid = min(valid, own.length, last)
+        valid = min(valid, own.length, sequence.num_prompt - 1)
+        kept, length = self._most_alike(sequence, valid)
+        if kept is not None:
+            context.cut(valid)
+            kept.session.state.lend_kv(context, length)
+        return 0 if context.kv is own else context.kv.length
+
+    def _most_alike(self, sequence: Sequence, most: int) -> tuple[_Kept | None, int]:
+        """Return the session that can lend most of the first ids, and their number, if these are more than `most`."""
+        best, last = None, sequence.num_prompt - 1
         for kept in self._alike(sequence):
             state = kept.session.state
             if state.num_lent(last) <= most or state.log[most] != sequence.ids[most]:
                 continue  # comparing all ids takes longer
-            log, shown = state.log, state.images
-            length = same_states(log, shown, sequence.ids, sequence.all_images, tokens)
+            shown, tokens = sequence.all_images, self._model.media_tokens
+            length = same_states(state.log, state.images, sequence.ids, shown, tokens)
             length = state.num_lent(min(length, last))
             if length >= max(most + 1, MIN_TOKENS):
                 best, most = kept, length
-        if best is not None:
-            context.cut(valid)
-            self._lend(best, context, most)
-        return 0 if context.kv is own else context.kv.length
-
-    def _lend(self, kept: _Kept, context: Context, length: int) -> None:
-        state = kept.session.state
-        is_text = kept.is_idle and not kept.ends
-        if is_text and length >= state.turns[-1].usage.prompt_tokens - 1:
-            self._remove(kept.session)
-            context.kv = state.kv
-            context.cut(length)
-            self.num_continued += 1
-        else:
-            state.lend_kv(context, length)
+        return best, most
 
     def valid(self, sequence: Sequence) -> int:
         """Return the number of first ids of a turn for which the states of its session are valid."""

@@ -45,7 +45,6 @@ class Preparation:
             InvalidRequest: the template or the tokenizer cannot take it.
         """
         extension = self._extend(sequence)
-        context = sequence.context
         sequence.extension = extension
         sequence.ids = sequence.base.log[: extension.keep] + extension.ids
         sequence.num_prompt = len(sequence.ids)
@@ -56,7 +55,10 @@ class Preparation:
         if self._model.encoder is not None and sequence.all_images:
             sequence.image_mask = self._model.encoder.mask(sequence.ids, sequence.all_images)
             sequence.blocks += self._model.encoder.blocks(sequence.image_mask)
+        if isinstance(sequence.command, RawPrompt):
+            self._implicit.take(sequence)  # or it might be dropped to make room
         self._make_room(sequence)
+        context = sequence.context
         sequence.restored_from = context.to_device()
         lent = self._implicit.lend(sequence)
         known = max(extension.keep, lent, self.prefixes.lend(sequence))
