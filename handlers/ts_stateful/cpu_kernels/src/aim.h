@@ -10,7 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <queue>
+#include <vector>
 
 #include "draw.h"
 
@@ -19,30 +19,42 @@ namespace {
 // Of the highest: outputs so near may become equal where they are rounded, and where they are divided.
 template <class T> constexpr float TIE = std::is_same_v<T, bfloat16> ? 0x1p-6f : 0x1p-20f;
 constexpr int64_t NUCLEUS = 512;  // outputs of a row with top-p, at most
+constexpr double HARDLY = 0.003;  // the part of the probability that those may have which are not computed, if that is possible
 
-// The lowest of the `count` highest numbers.
+// The `count` highest numbers.
 class Highest {
  public:
-  float least = -std::numeric_limits<float>::infinity();
+  float least = -std::numeric_limits<float>::infinity();  // of them, or lower before `order`
 
   explicit Highest(size_t count = 1) : count(count) {}
   void add(const float* numbers, int num) {
     if (!(highest_of(numbers, num) > least)) return;
-    for (int i = 0; i < num; i++) add(numbers[i]);
+    int i = 0;
+    for (; i + LANES <= num; i += LANES)
+      for (uint32_t lanes = not_below(load(numbers + i), least); lanes; lanes &= lanes - 1) put(numbers[i + __builtin_ctz(lanes)]);
+    for (; i < num; i++) if (numbers[i] >= least) put(numbers[i]);
   }
-  void add(Highest other) {
-    for (; !other.queue.empty(); other.queue.pop()) add(other.queue.top());
+  void add(const Highest& other) { add(other.kept.data(), int(other.kept.size())); }
+  void order() {
+    cut();
+    std::sort(kept.begin(), kept.end(), std::greater<float>());
   }
+  // The number of this rank, from 1 on, when they are ordered; if there are fewer, the last.
+  float at(size_t rank) const { return kept.empty() ? least : kept[std::min(rank, kept.size()) - 1]; }
 
  private:
   size_t count;
-  std::priority_queue<float, std::vector<float>, std::greater<float>> queue;
+  std::vector<float> kept;
 
-  void add(float number) {
-    if (!(number > least)) return;
-    queue.push(number);
-    if (queue.size() > count) queue.pop();
-    if (queue.size() == count) least = queue.top();
+  void put(float number) {
+    kept.push_back(number);
+    if (kept.size() == 2 * count) cut();
+  }
+  void cut() {
+    if (kept.size() < count) return;
+    std::nth_element(kept.begin(), kept.begin() + int64_t(count) - 1, kept.end(), std::greater<float>());
+    kept.resize(count);
+    least = kept.back();
   }
 };
 
@@ -65,6 +77,43 @@ struct Aim {
   // What may become equal to `value` or higher where outputs are rounded, and where they are divided.
   template <class T> float least(float value) const {
     return value - below - (std::fabs(value) + below + spread * float(LATEST)) * TIE<T>;
+  }
+};
+
+// How likely all outputs of a row are by their estimates, and at most those below some limits; in the highest lower bound's.
+struct Tails {
+  static constexpr int NUM = 7;
+  float highest = 0, limits[NUM] = {};  // the latter are bounds of ranks 8, 16, ... 512
+  double all = 0, below[NUM] = {};
+
+  Tails() = default;
+  explicit Tails(const Highest& bounds) : highest(bounds.at(1)) {
+    for (int i = 0; i < NUM; i++) limits[i] = bounds.at(size_t(8) << i);
+  }
+  void add(const float* estimates, const float* bounds, int num, float scale) {
+    float most[AT_ONCE], sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < num; i++) {
+      sum += power(std::min((estimates[i] - highest) * scale, 80.0f));
+      most[i] = power(std::min((bounds[i] - highest) * scale, 80.0f));
+    }
+    all += sum;
+    for (int k = 0; k < NUM; k++) {
+      sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int i = 0; i < num; i++) sum += bounds[i] < limits[k] ? most[i] : 0;
+      below[k] += sum;
+    }
+  }
+  void add(const Tails& other) {
+    all += other.all;
+    for (int k = 0; k < NUM; k++) below[k] += other.below[k];
+  }
+  // The highest limit below which there is hardly anything, or the lowest.
+  float limit() const {
+    int k = 0;
+    while (k < NUM - 1 && !(below[k] <= HARDLY * all)) k++;
+    return limits[k];
   }
 };
 
@@ -106,12 +155,12 @@ struct Mass {
     Race race = aim.race;
     int64_t winner = UNKNOWN;
     for (const auto& [value, token] : values) {
-      if (sum >= enough && winner == UNKNOWN) winner = race.winner;
-      if (sum >= surely) return winner == race.winner;
       if (value < least) return false;
       const double probability = std::exp((value - highest) * scale);
       sum += probability;
       race.enter(token, probability);
+      if (sum >= enough && winner == UNKNOWN) winner = race.winner;
+      if (sum >= surely) return winner == race.winner;
     }
     return false;
   }

@@ -54,7 +54,8 @@ void bound(const Shortlist<T>& list, const Aim& aim, const float* estimates, int
 }
 
 // A row of inputs: what its draw depends on, its length, what a unit of its narrowed numbers is, and what is found of its outputs.
-struct Sought { Aim aim; Highest highest; Mass mass; float length, unit; };
+// Those that are `least` or more are computed.
+struct Sought { Aim aim; Highest highest; Tails tails; Mass mass; float length, unit, least; };
 
 // Estimate outputs n to n + num of narrowed rows x by the weights in 8 bits.
 template <class T>
@@ -112,13 +113,42 @@ void estimate_all(const Shortlist<T>& list, const float* wide, std::vector<Sough
 #pragma omp barrier
 }
 
+// Choose how high the outputs y must be that are computed. Inside a parallel region, with a barrier at the end.
+template <class T> void choose_least(const Shortlist<T>& list, std::vector<Sought>& rows, const float* y) {
+  const int64_t out = list.linear.out;
+  float bounds[AT_ONCE];
+#pragma omp for schedule(static)
+  for (size_t m = 0; m < rows.size(); m++) {
+    rows[m].highest.order();
+    rows[m].tails = Tails(rows[m].highest);
+    rows[m].least = rows[m].aim.template least<T>(rows[m].highest.least);
+  }
+  for (size_t m = 0; m < rows.size(); m++) {
+    Sought& row = rows[m];
+    if (row.aim.top_p == 1) continue;
+    Tails own(row.highest);
+#pragma omp for schedule(static) nowait
+    for (int64_t n = 0; n < out; n += AT_ONCE) {
+      const int num = int(std::min(AT_ONCE, out - n));
+      bound<T, true>(list, row.aim, y + m * out + n, n, num, row.length, bounds);
+      own.add(y + m * out + n, bounds, num, float(1 / row.aim.temperature));
+    }
+#pragma omp critical
+    row.tails.add(own);
+  }
+#pragma omp barrier
+#pragma omp for schedule(static)
+  for (size_t m = 0; m < rows.size(); m++)
+    if (rows[m].aim.top_p < 1) rows[m].least = rows[m].aim.template least<T>(rows[m].tails.limit());
+}
+
 // Compute those of a row's outputs y that may matter, while fewer than `most` are; count all. Inside a parallel region.
 template <class T>
 void compute_possible(const Shortlist<T>& list, const Input<T>* packed, int64_t most, std::atomic<int64_t>& num_possible,
                       Sought& row, float* y) {
   const int64_t out = list.linear.out;
   const Aim& aim = row.aim;
-  const float least = aim.template least<T>(row.highest.least);
+  const float least = row.least;
   float bounds[AT_ONCE];
   Mass own;
 #pragma omp for schedule(static) nowait
@@ -148,7 +178,7 @@ bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int num_rows, 
   std::vector<Sought> rows;
   for (int m = 0; m < num_rows; m++) {
     const Aim aim(draws[m], std::clamp(out / (64 * num_rows), int64_t(1), NUCLEUS));
-    rows.push_back({aim, Highest(aim.count), {}, 0, 0});
+    rows.push_back({aim, Highest(aim.count), {}, {}, 0, 0, 0});
   }
   bool is_clear = true;
   team.spread(num_threads);
@@ -157,12 +187,13 @@ bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int num_rows, 
 #pragma omp for schedule(static)
     for (int m = 0; m < num_rows; m++) prepare<T>(x + m * in, in, packed + m * in, wide + m * in, rows[m]);
     estimate_all(list, wide, rows, y);
+    choose_least(list, rows, y);
     for (int m = 0; m < num_rows; m++) compute_possible(list, packed + m * in, most, num_possible, rows[m], y + m * out);
 #pragma omp barrier
 #pragma omp for schedule(static) reduction(&& : is_clear)
     for (int m = 0; m < num_rows; m++)
       if (Sought& row = rows[m]; row.aim.top_p < 1 && num_possible <= most)
-        is_clear = is_clear && row.mass.template is_clear<T>(row.aim, row.aim.template least<T>(row.highest.least));
+        is_clear = is_clear && row.mass.template is_clear<T>(row.aim, row.least);
   }
   return num_possible <= most && is_clear;
 }
