@@ -226,7 +226,7 @@ def grammar_of_calls(
     """
     if template.call_marks is None:
         return None
-    begin, end = (_token(mark, special) for mark in template.call_marks)
+    begin, end = (mark if mark in special else json.dumps(mark) for mark in template.call_marks)
     more = ' ("\\n" call)*' if parallel else ""
     bodies = " | ".join(f"body{index}" for index in range(len(tools)))
     rules = [f"start: call{more}", f'call: {begin} "\\n" ({bodies}) "\\n" {end}']
@@ -237,7 +237,3 @@ def grammar_of_calls(
         rules.append(f'body{index}: {json.dumps(head)} arguments{index} "}}"')
         rules.append(f"arguments{index}: %json {json.dumps(schema)}")
     return Grammar("\n".join(rules))
-
-
-def _token(mark: str, special: Collection[str]) -> str:
-    return mark if mark in special else json.dumps(mark)

@@ -123,9 +123,9 @@ def _step(
         random(heads, num_tokens, key_dim)[None], random(heads, num_tokens, value_dim)[None], layer
     )
     output: Tensor = states.attend(random(num_heads, num_tokens, key_dim)[None], rule, window)
-    kept = [part[:, : span.stop].flatten() for span in spans for part in _of(span.kv, layer)]
+    kept = [
+        part[:, : span.stop].flatten()
+        for span in spans
+        for part in (span.kv.keys(layer), span.kv.values(layer))
+    ]
     return output, torch.cat(kept)
-
-
-def _of(kv: KVCache, layer: int) -> tuple[Tensor, Tensor]:
-    return kv.keys(layer), kv.values(layer)

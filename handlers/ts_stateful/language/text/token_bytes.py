@@ -54,7 +54,7 @@ class TokenBytes:
             return bytes(added.content.encode())
         token = self._tokenizer.id_to_token(token_id) or ""
         if "ByteLevel" in self._decoder:
-            return b"".join(_byte_of(char) for char in token)
+            return b"".join(_BYTES.get(char) or char.encode() for char in token)
         if (fallback := _FALLBACK.fullmatch(token)) and "ByteFallback" in self._decoder:
             return bytes([int(fallback[1], 16)])
         if _SPACE in self._decoder:
@@ -72,7 +72,3 @@ class TokenBytes:
 
 
 _BYTES = {char: bytes([byte]) for byte, char in bytes_to_unicode().items()}
-
-
-def _byte_of(char: str) -> bytes:
-    return _BYTES.get(char) or char.encode()

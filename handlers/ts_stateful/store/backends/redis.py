@@ -19,6 +19,7 @@ from redis.sentinel import MasterNotFoundError
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.store.backends.redis_servers import ClusterServers, OneServer, RedisAddress
 from ts_stateful.store.base import Capacity, StoreUnavailable, check_key
+from ts_stateful.store.gate import Gate
 
 __all__ = ["RedisStore"]
 
@@ -94,18 +95,20 @@ class RedisStore:
             address, timeout_s=timeout_s, password=password
         )
         self._has_warned = False
+        # Of a cluster, other servers may answer.
+        self._gate = Gate(*([] if address.is_cluster else [exceptions.TimeoutError]))
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
         """See `Store`."""
         name, field = self._place(key)
         ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
-        with _reported():
+        with self._reported():
             return bool(self._servers.write(name, "EVAL", _CREATE, 1, name, data, ttl_ms, field))
 
     def get(self, key: str) -> bytes | None:
         """See `Store`."""
         name, field = self._place(key)
-        with _reported():
+        with self._reported():
             client = self._servers.client
             value: bytes | None = client.hget(name, field) if field else client.get(name)
         return value
@@ -114,7 +117,7 @@ class RedisStore:
         """See `Store`. One round trip reads up to 1,000 values."""
         places = [self._place(key) for key in keys]
         values: list[bytes | None] = []
-        with _reported():
+        with self._reported():
             for start in range(0, len(places), _PAGE):
                 page = self._servers.client.pipeline(transaction=False)
                 for name, field in places[start : start + _PAGE]:
@@ -124,7 +127,7 @@ class RedisStore:
 
     def list(self, prefix: str) -> Sequence[str]:
         """See `Store`. A prefix of one segment searches the whole database."""
-        with _reported():
+        with self._reported():
             if "/" in check_key(prefix):
                 return sorted(self._fields(prefix))
             keys: list[str] = []
@@ -136,7 +139,7 @@ class RedisStore:
     def delete(self, prefix: str) -> None:
         """See `Store`. A prefix of one segment searches the whole database."""
         name, field = self._place(prefix)
-        with _reported():
+        with self._reported():
             if field:
                 fields = [key.split("/", 2)[2] for key in self._fields(prefix)]
                 self._servers.write(name, "HDEL", name, field, *fields)
@@ -155,7 +158,7 @@ class RedisStore:
         for key in keys:
             name, field = self._place(key)
             fields.setdefault(name, []).append(field)
-        with _reported():
+        with self._reported():
             for name, of_name in fields.items():
                 command = ("HDEL", name, *of_name) if all(of_name) else ("UNLINK", name)
                 self._servers.write(name, *command)
@@ -163,7 +166,7 @@ class RedisStore:
     def remove(self, key: str, data: bytes) -> None:
         """See `Store`."""
         name, field = self._place(key)
-        with _reported():
+        with self._reported():
             self._servers.write(name, "EVAL", _REMOVE, 1, name, data, field)
 
     def sweep(self) -> None:
@@ -174,7 +177,7 @@ class RedisStore:
 
         Warn, once, of a server that would forget sessions when it is full.
         """
-        with _reported():
+        with self._reported():
             bounded = [one for one in self._servers.memory() if one.get("maxmemory")]
         is_safe = {one.get("maxmemory_policy", "noeviction") for one in bounded} <= {"noeviction"}
         if not (is_safe or self._has_warned):
@@ -217,16 +220,16 @@ class RedisStore:
         found = self._servers.client.scan_iter(match=pattern, count=_PAGE)
         return {name.decode() for name in found}
 
-
-@contextlib.contextmanager
-def _reported() -> Iterator[None]:
-    try:
-        yield
-    except (exceptions.RedisError, exceptions.RedisClusterException) as error:
-        # In the order of the table: most of these are connection errors too.
-        cures = (cure for kind, cure in _CURES.items() if isinstance(error, kind))
-        cure = next(cures, "check the server's log")
-        text = str(error).partition(" : <")[0]  # without the clients of the sentinels
-        is_full = isinstance(error, exceptions.OutOfMemoryError)
-        reason = f"Redis: {type(error).__name__}: {text}"
-        raise StoreUnavailable(reason, cure, is_full=is_full) from error
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            with self._gate.passed():
+                yield
+        except (exceptions.RedisError, exceptions.RedisClusterException) as error:
+            # In the order of the table: most of these are connection errors too.
+            cures = (cure for kind, cure in _CURES.items() if isinstance(error, kind))
+            cure = next(cures, "check the server's log")
+            text = str(error).partition(" : <")[0]  # without the clients of the sentinels
+            is_full = isinstance(error, exceptions.OutOfMemoryError)
+            reason = f"Redis: {type(error).__name__}: {text}"
+            raise StoreUnavailable(reason, cure, is_full=is_full) from error

@@ -15,11 +15,12 @@ from urllib.parse import parse_qsl, urlsplit
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
 
 from ts_stateful.clock import SYSTEM_CLOCK, Clock
 from ts_stateful.config.schema import ConfigError
 from ts_stateful.store.base import Capacity, StoreUnavailable, check_key
+from ts_stateful.store.gate import Gate
 
 __all__ = ["S3Store"]
 
@@ -82,17 +83,18 @@ class S3Store:
         self._readers = ThreadPoolExecutor(_READERS, "s3-reader")
         self._is_exclusive = False  # verified: the server honours If-None-Match
         self._trial_lock = threading.Lock()
+        self._gate = Gate(ConnectTimeoutError, ReadTimeoutError, clock=clock)
 
     def create(self, key: str, data: bytes, ttl_s: float | None = None) -> bool:
         """See `Store`."""
         name = self._name(key)
-        with _reported():
+        with self._reported():
             self._try_exclusive()
             return self._put(name, data)
 
     def get(self, key: str) -> bytes | None:
         """See `Store`."""
-        with _reported():
+        with self._reported():
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key))
             except ClientError as error:
@@ -107,14 +109,14 @@ class S3Store:
 
     def list(self, prefix: str) -> Sequence[str]:
         """See `Store`."""
-        with _reported():
+        with self._reported():
             found = self._below(self._name(prefix))
             return sorted(one["Key"][len(self._root) :] for one in found)
 
     def delete(self, prefix: str) -> None:
         """See `Store`. The last entries of a session go first."""
         name = self._name(prefix)
-        with _reported():
+        with self._reported():
             # With their tags: a removal that is carried out late spares a later session of the same id.
             found = sorted((one["Key"], one["ETag"]) for one in self._below(name))
             objects = [{"Key": key, "ETag": tag} for key, tag in reversed(found)]
@@ -122,13 +124,13 @@ class S3Store:
 
     def delete_keys(self, keys: Sequence[str]) -> None:
         """See `Store`. One request removes up to 1,000 values."""
-        with _reported():
+        with self._reported():
             self._delete_all([{"Key": self._name(key)} for key in keys])
 
     def remove(self, key: str, data: bytes) -> None:
         """See `Store`. A server that lacks `If-Match` here removes what is there."""
         place = {"Bucket": self._bucket, "Key": self._name(key)}
-        with _reported():
+        with self._reported():
             try:
                 answer = self._client.get_object(**place)
                 if answer["Body"].read() == data:
@@ -209,6 +211,20 @@ class S3Store:
                     "S3: the server ignores If-None-Match", _CURES["NotImplemented"]
                 )
 
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            with self._gate.passed():
+                yield
+        except ClientError as error:
+            raise _unavailable(_code(error)) from error
+        except BotoCoreError as error:
+            # Its text contains the object's name, and so a session id.
+            raise StoreUnavailable(
+                f"S3: {type(error).__name__}",
+                "check that the server of handler.store.url can be reached, and the credentials in the environment",
+            ) from error
+
 
 def _client(timeout_s: float, endpoint_url: str | None = None, region: str | None = None) -> Any:
     config = Config(
@@ -237,17 +253,3 @@ def _unavailable(code: str) -> StoreUnavailable:
     return StoreUnavailable(
         f"S3: {code}", _CURES.get(code, "check the bucket and the server's log")
     )
-
-
-@contextlib.contextmanager
-def _reported() -> Iterator[None]:
-    try:
-        yield
-    except ClientError as error:
-        raise _unavailable(_code(error)) from error
-    except BotoCoreError as error:
-        # Its text contains the object's name, and so a session id.
-        raise StoreUnavailable(
-            f"S3: {type(error).__name__}",
-            "check that the server of handler.store.url can be reached, and the credentials in the environment",
-        ) from error

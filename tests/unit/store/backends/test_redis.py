@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis import exceptions
 
 from tests.support.redis_server import NO_REDIS, redis_binary, redis_server
 from tests.support.store_behaviour import StoreBehaviour
@@ -169,6 +172,27 @@ def test_a_server_that_does_not_answer_is_reported() -> None:
         store = RedisStore(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", timeout_s=0.2)
         with pytest.raises(StoreUnavailable, match="timeoutSec"):
             store.create("a", b"")
+
+
+def test_calls_do_not_wait_in_turn_for_a_server_that_hangs() -> None:
+    """One of them does. When it goes on, what was asked of it meanwhile may be done."""
+    binary = redis_binary()
+    if binary is None:
+        pytest.skip(NO_REDIS)
+    with redis_server(binary) as url, contextlib.closing(RedisStore(url, timeout_s=1)) as store:
+        with contextlib.closing(redis.Redis.from_url(url)) as client:
+            process = client.info("server")["process_id"]
+        os.kill(process, signal.SIGSTOP)
+        with pytest.raises(StoreUnavailable, match="timeoutSec"):
+            store.create("sessions/a/00000000", b"x")
+        with contextlib.suppress(exceptions.TimeoutError), store._gate.passed():
+            for _ in range(100):
+                with pytest.raises(StoreUnavailable, match="another call waits"):
+                    store.create("sessions/b/00000000", b"x")
+            raise exceptions.TimeoutError
+        os.kill(process, signal.SIGCONT)
+        assert store.create("sessions/c/00000000", b"x")
+        assert store.list("sessions/b") == []
 
 
 def test_a_primary_that_became_a_replica_is_left() -> None:

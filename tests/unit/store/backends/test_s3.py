@@ -249,6 +249,9 @@ def test_a_server_that_is_down_is_reported() -> None:
             with pytest.raises(StoreUnavailable, match="can be reached") as caught:
                 store.get("sessions/secret-id")
             assert "secret-id" not in str(caught.value)
+            if port == silent.getsockname()[1]:
+                with store._gate.passed(), pytest.raises(StoreUnavailable, match="another call"):
+                    store.get("sessions/secret-id")
             store.close()
 
 

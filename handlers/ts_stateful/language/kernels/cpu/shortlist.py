@@ -82,17 +82,15 @@ class Shortlist:
         """
         # A quotient of 16 bits is another logit, and top-p compares sums of all.
         divides = divisor != 1 and inputs.dtype is torch.bfloat16
-        vocabulary = self._linear.out_features
-        is_unknown = divides and any(
-            row.top_p < 1 and not 0 < row.top_k < vocabulary for row in draws
-        )
+        size = self._linear.out_features
+        is_unknown = divides and any(row.top_p < 1 and not 0 < row.top_k < size for row in draws)
         if len(inputs) > self._most_rows or self._rest or is_unknown:
             self._rest = max(0, self._rest - 1)
             return None
         assert len(draws) == len(inputs)
-        outputs = torch.empty(len(inputs), vocabulary)
+        outputs = torch.empty(len(inputs), size)
         packed, wide = torch.empty_like(inputs), torch.empty(inputs.shape)
-        settings = settings_of(draws, vocabulary)
+        settings = settings_of(draws, size)
         settings[:, 0] *= divisor
         is_short = self._find(
             ctypes.byref(self._facts),
