@@ -52,10 +52,11 @@ class HttpConnection:
         """Return the time of sending the request, and the events of its answer."""
         self._wake()
         sent_at = time.perf_counter()
-        response = self._send(path, body, headers)
         chunks = []
-        while chunk := response.read1(65536):
-            chunks.append((time.perf_counter(), chunk))
+        # Closed by `with`: `read1` leaves one open that has a length, as TorchServe's has if all is sent at once.
+        with self._send(path, body, headers) as response:
+            while chunk := response.read1(65536):
+                chunks.append((time.perf_counter(), chunk))
         self._used_at = time.monotonic()
         parser = EventParser()
         return sent_at, [
