@@ -15,13 +15,12 @@
 
 namespace {
 
+// Rows, of which those with top-p count twice. With more, the layer takes no longer.
 #ifdef __AVX512VNNI__
-constexpr int FEW = 12, FEWER = 8;
+template <class T> constexpr int MOST_LISTED = std::is_same_v<T, bfloat16> ? 8 : 24;
 #else
-constexpr int FEW = 8, FEWER = 3;
+template <class T> constexpr int MOST_LISTED = sizeof(T) > 2 ? 8 : 3;
 #endif
-// Rows: with more, reading the real weights is not what takes the time.
-template <class T> constexpr int MOST_LISTED = sizeof(T) > 2 ? FEW : FEWER;
 
 // 8-bit weights (out, in), what a unit of them is (out,), and how long the differences from the real weights are (out,).
 template <class T> struct Shortlist { Linear<T> linear; const int8_t* weight; const float *unit, *error; };
@@ -63,7 +62,7 @@ void estimate(const Shortlist<T>& list, int64_t n, int num, const float* x, cons
   const Linear<T>& linear = list.linear;
   const int64_t in = linear.in;
   const int num_rows = int(rows.size());
-  alignas(64) float result[FEW * LANES];
+  alignas(64) float result[MOST_LISTED<T> * LANES];
   for (const int64_t end = n + num; n < end; n += LANES) {
     const int8_t* w = list.weight + n * in;
     num = int(std::min<int64_t>(LANES, end - n));
@@ -168,7 +167,7 @@ void compute_possible(const Shortlist<T>& list, const Input<T>* packed, int64_t 
   row.mass.add(own);
 }
 
-// Map up to FEW rows x (rows, in) to y (rows, out), of which those on which each row's draw depends are the layer's. Others may be
+// Map up to MOST_LISTED rows x (rows, in) to y (rows, out), of which those on which each row's draw depends are the layer's. Others may be
 // estimates that are lower. `packed` and `wide` have room for x. Return false, and y is of no use, if too many outputs matter.
 template <class T>
 bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int num_rows, const Draw* draws, int num_threads, Input<T>* packed,

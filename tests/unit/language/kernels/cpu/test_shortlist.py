@@ -59,7 +59,7 @@ def assert_highest(found: Tensor | None, expected: Tensor) -> None:
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, 12])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, 12, 23, 24])
 def test_the_highest_outputs_are_those_of_the_layer(
     rows: int, bias: bool, threads: int, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
@@ -261,7 +261,8 @@ def test_the_layer_is_called_while_too_many_outputs_may_be_the_highest() -> None
     assert tried == [0, 1, 4, 11, 26, 57, 120, 247, 502, 757]
     found._find, found._rest = lambda *arguments: True, 0
     assert found(torch.randn(1, 160), [SamplingRow()]) is not None
-    assert found(torch.randn(13, 160), [SamplingRow()] * 13) is None
+    assert found(torch.randn(25, 160), [SamplingRow()] * 25) is None
+    assert found(torch.randn(13, 160), [SamplingRow(0.3, top_p=0.5)] * 13) is None
 
 
 @pytest.mark.parametrize("weight", [torch.inf, torch.nan])
