@@ -167,8 +167,8 @@ void compute_possible(const Shortlist<T>& list, const Input<T>* packed, int64_t 
   row.mass.add(own);
 }
 
-// Map up to MOST_LISTED rows x (rows, in) to y (rows, out), of which those on which each row's draw depends are the layer's. Others may be
-// estimates that are lower. `packed` and `wide` have room for x. Return false, and y is of no use, if too many outputs matter.
+// Map up to MOST_LISTED rows x (rows, in) to y (rows, out), of which those on which each row's draw depends are the layer's. Others
+// may be estimates that are lower. `packed` and `wide` have room for x. Return false, and y is of no use, if too many outputs matter.
 template <class T>
 bool find_candidates(const Shortlist<T>& list, const Input<T>* x, int num_rows, const Draw* draws, int num_threads, Input<T>* packed,
                      float* wide, float* y) {
