@@ -17,7 +17,7 @@ namespace {
 
 // Rows, of which those with top-p count twice. With more, the layer takes no longer.
 #ifdef __AVX512VNNI__
-template <class T> constexpr int MOST_LISTED = std::is_same_v<T, bfloat16> ? 8 : 24;
+template <class T> constexpr int MOST_LISTED = std::is_same_v<T, bfloat16> || PARTS<T> ? 8 : 24;
 #else
 template <class T> constexpr int MOST_LISTED = sizeof(T) > 2 ? 8 : 3;
 #endif
