@@ -249,7 +249,7 @@ def test_pages_of_other_origins_open_no_socket_session(asgi: Speaker) -> None:
     with socket_of(asgi, Origin="https://evil.example") as line:
         refused = told(line, json.dumps({"type": "open"}))
     assert (error_of(refused), refused["error"]["field"]) == (("invalid_request", 400), "origin")
-    assert asgi.figure("StatefulSessionsOpen") == before
+    assert asgi.figure("StatefulSessionsOpen") <= before  # those of earlier tests may end
 
 
 def test_ids_are_on_no_page_and_in_no_log(asgi: Speaker) -> None:
