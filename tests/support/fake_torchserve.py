@@ -241,6 +241,11 @@ class MetricLog:
     def __init__(self) -> None:
         self.units: dict[str, str] = {}
         self.values: dict[str, list[tuple[float, list[str]]]] = {}
+        self.times: list[tuple[str, float]] = []
+
+    def add_time(self, name: str, value: float) -> None:
+        """Add a time, as TorchServe does after each call."""
+        self.times.append((name, value))
 
     def add_metric_to_cache(
         self, metric_name: str, unit: str, dimension_names: list[str], metric_type: object

@@ -11,21 +11,21 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec import structs
+from ts.metrics.metric_type_enum import MetricTypes
 from ts.torch_handler.base_handler import BaseHandler
 
 from ts_stateful.config.environment import with_environment
 from ts_stateful.config.schema import Config, ConfigError, load_config
 from ts_stateful.frontend.assemble import Ends, ServedName, body_limits, check_model, make_intake
 from ts_stateful.frontend.async_mailbox import AsyncMailbox
-from ts_stateful.frontend.delivery.pull import ContinuousDelivery
+from ts_stateful.frontend.delivery.pull import RUNG, ContinuousDelivery, Pace
 from ts_stateful.frontend.delivery.push import SequenceDelivery
 from ts_stateful.frontend.delivery.push_async import AsyncDelivery
-from ts_stateful.frontend.delivery.torchserve_wire import Batch
-from ts_stateful.frontend.hangup import exit_at_hangup
+from ts_stateful.frontend.delivery.torchserve_wire import Batch, exit_at_hangup, hear
 from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Dispatching, Intake
 from ts_stateful.frontend.metrics.cloudwatch import CloudWatchMetrics
-from ts_stateful.frontend.metrics.gauges import Gauges
 from ts_stateful.frontend.metrics.prometheus import MeasuredModel
 from ts_stateful.frontend.observation import Observation
 from ts_stateful.frontend.observer import Observer
@@ -35,8 +35,34 @@ from ts_stateful.principals.authenticator import make_authenticator
 from ts_stateful.process.logs import format_worker_log
 from ts_stateful.process.worker.dispatch import Dispatcher, ServedModel
 from ts_stateful.protocol.profile import Profile
+from ts_stateful.protocol.stats import Stats
 
-__all__ = ["SessionHandler"]
+__all__ = ["Gauges", "SessionHandler"]
+
+
+class Gauges:
+    """Gauges of the stats of one version of a model; `cache` is the context's `metrics`."""
+
+    def __init__(self, cache: Any, model_name: str, version: str) -> None:
+        self._dimensions = [model_name, version]
+        self._published: dict[str, int] = {}
+        self._gauges = {
+            name: cache.add_metric_to_cache(
+                metric_name="Stateful" + "".join(part.title() for part in name.split("_")),
+                unit="bytes" if name.endswith("_bytes") else "count",
+                dimension_names=["ModelName", "ModelVersion"],
+                metric_type=MetricTypes.GAUGE,
+            )
+            for name in Stats.__struct_fields__
+        }
+
+    def publish(self, stats: Stats) -> None:
+        """Write the values that changed since the last call."""
+        for name, value in structs.asdict(stats).items():
+            if self._published.get(name) != value:
+                self._published[name] = value
+                self._gauges[name].add_or_update(value, self._dimensions)
+
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +113,7 @@ class SessionHandler(BaseHandler):  # type: ignore[misc]  # ts has no types
         served = ServedName(context.model_name, _version(context))
         intake = make_intake(config, served, profile, headers, authenticator, ends)
         intake.observer = self._observer(config, context.model_name, dispatcher)
-        self._delivery = _delivery(profile, intake, mailbox, config)
+        self._delivery = _delivery(context, intake, mailbox, config)
         # The objects of a big body make collections frequent, which would visit every object of torch each time.
         gc.collect()
         gc.freeze()
@@ -125,13 +151,17 @@ def _version(context: Any) -> str:
 
 
 def _delivery(
-    profile: Profile, intake: Intake, mailbox: AsyncMailbox | Inbox, config: Config
+    context: Any, intake: Intake, mailbox: AsyncMailbox | Inbox, config: Config
 ) -> Delivery:
     if isinstance(mailbox, AsyncMailbox):
         if sys.version_info >= (3, 14):  # TorchServe expects that the thread has an event loop
             asyncio.set_event_loop(asyncio.new_event_loop())
         return AsyncDelivery(intake, mailbox)
-    if profile is Profile.SEQUENCE:
+    if config.frontend.profile is Profile.SEQUENCE:
         heartbeat_s = min(20.0, config.frontend.response_timeout_s / 4)
         return SequenceDelivery(intake, mailbox, heartbeat_s=heartbeat_s)
-    return ContinuousDelivery(intake, mailbox)
+    joins = not config.frontend.sequence_batching  # else requests wait in queues of their sequences
+    rung = joins and hear(context.model_name, mailbox.ring, os.environ)
+    # The time of a call is how long it waited, and TorchServe would write a line of it before each answer.
+    context.metrics.add_time = lambda *_, **__: None
+    return ContinuousDelivery(intake, mailbox, RUNG if rung else Pace())

@@ -29,6 +29,7 @@ class Inbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._events: dict[str, list[Event]] = {}
+        self._rung = False
 
     def __len__(self) -> int:
         """Return the number of expected requests."""
@@ -61,7 +62,17 @@ class Inbox:
             self._events[request_id] = []
             return events
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until there is an event to take, for `timeout_s` at most."""
+    def ring(self) -> None:
+        """End a wait, or the next one."""
         with self._changed:
-            self._changed.wait_for(lambda: any(self._events.values()), max(0.0, timeout_s))
+            self._rung = True
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is an event to take, for `timeout_s` at most; return True if it was ended by `ring`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._rung or any(self._events.values()), max(0.0, timeout_s)
+            )
+            rung, self._rung = self._rung, False
+            return rung

@@ -10,9 +10,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from ts_stateful.language.conversation.turn import Sequence, TurnStatus
+from ts_stateful.language.kv.host_copies import HostCopy, to_device
 from ts_stateful.language.kv.spans import Rows, Span
-from ts_stateful.language.kv.to_device import to_device
-from ts_stateful.language.kv.to_host import HostCopy
 from ts_stateful.language.network.forward import Forward
 from ts_stateful.language.scheduler import Chunk
 

@@ -15,7 +15,7 @@ from ts_stateful.language.conversation.turn import Sequence, TurnStatus
 from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.grammar.matcher import forbid
 from ts_stateful.language.guesses import Guesses, round_layers
-from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.kv.host_copies import to_device
 from ts_stateful.language.network.choices import find_choices
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.logprobs import Chosen, choose_logprobs

@@ -15,9 +15,8 @@ from torch import Tensor
 from ts_stateful.language.ahead import Ahead, compute_rows
 from ts_stateful.language.conversation.turn import Sequence
 from ts_stateful.language.encoders.encoder import Shown
+from ts_stateful.language.kv.host_copies import HostCopy, to_device
 from ts_stateful.language.kv.spans import Span
-from ts_stateful.language.kv.to_device import to_device
-from ts_stateful.language.kv.to_host import HostCopy
 from ts_stateful.language.network.image_positions import image_positions
 from ts_stateful.language.network.load import Model
 from ts_stateful.language.network.memory import is_out_of_memory

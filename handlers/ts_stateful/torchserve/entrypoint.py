@@ -2,7 +2,7 @@
 
 The command gets a private temporary folder. TorchServe has its sockets and unpacked models there.
 
-Two classes of TorchServe are mended in the working directory. If TorchServe loses the worker of a model all the same,
+Three classes of TorchServe are mended in the working directory. If TorchServe loses the worker of a model all the same,
 the entrypoint replaces it. On SIGTERM or SIGINT, engines finish their requests with all connections open, and TorchServe
 stops after them. The entrypoint waits for the last engine, because all processes of a container are killed with the first one.
 """
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda number, _: signals.put(number))
     if is_watched(os.environ):
         try:
-            write_mended(Path.cwd())
+            os.environ |= write_mended(Path.cwd())
         except MendFailed as error:
             sys.stderr.write(f"warning: a client can stop a worker: {error}\n")
     try:

@@ -1,8 +1,9 @@
-"""TorchServe's classes that one client can stop a worker with, mended.
+"""TorchServe's classes that one client can stop a worker with, or that make requests wait, mended.
 
 In TorchServe 0.12.0 `GRPCJob` answers a half-closed call after its end. gRPC's exception ends the thread of the worker, in
 every profile. And `InferenceRequestHandler` gives a request without an id to a worker, if it was pipelined and the request
-before it is answered just then. No batch with it can be sent, which nobody notices until `responseTimeout`.
+before it is answered just then. No batch with it can be sent, which nobody notices until `responseTimeout`. `Model` lets the
+first request of a batch wait for others, and those that come later wait until the worker returns from its call.
 
 The classes that are installed are copied with some of their calls going to static methods of ours, in `classes`. TorchServe's
 class path begins with its working directory, where the copies are found first.
@@ -50,7 +51,7 @@ class _Mend(NamedTuple):
         digest: SHA-256 of the class in TorchServe 0.12.0.
         call: the instruction of those calls that are not of an interface.
         owners: the classes whose methods are replaced.
-        methods: the descriptor of the static method, by their common name.
+        methods: the names and descriptors of the static methods; each takes the object of the call first, if there is one.
     """
 
     name: str
@@ -58,7 +59,7 @@ class _Mend(NamedTuple):
     helper: str
     call: int
     owners: tuple[str, ...]
-    methods: Mapping[str, str]
+    methods: tuple[tuple[str, str], ...]
 
     def mended(self, original: bytes) -> bytes:
         """Return the class with calls of the helper's static methods.
@@ -73,36 +74,44 @@ class _Mend(NamedTuple):
         added, code = b"", original[end:]
         number = struct.unpack_from(">H", original, 8)[0]
         for index, constant in constants.items():
-            name = self._method(constants, constant)
-            if name is None:
+            method = self._method(constants, constant)
+            if method is None:
                 continue
-            added += self._static_method(name, number)
+            added += self._static_method(*method, number)
             static = struct.pack(">BH", _STATIC, number + 5)
             number += 6
             if constant.tag == _METHOD:
                 code = code.replace(struct.pack(">BH", self.call, index), static)
             else:
-                count = 1 + (name != "onCompleted")
+                count = 1 + (method[0] != "onCompleted")
                 call = struct.pack(">BHBB", _INTERFACE, index, count, 0)
                 code = code.replace(call, static + bytes(2))  # two times nop
         head = original[:8] + struct.pack(">H", number)
         return head + original[10:end] + added + code
 
-    def _method(self, constants: Mapping[int, _Constant], constant: _Constant) -> str | None:
-        """Return the name of a method that is replaced."""
+    def _method(
+        self, constants: Mapping[int, _Constant], constant: _Constant
+    ) -> tuple[str, str] | None:
+        """Return the name and the descriptor of the static method that replaces one."""
         if constant.tag not in (_METHOD, _INTERFACE_METHOD):
             return None
         owner, pair = struct.unpack(">HH", constant.content)
         (owner_name,) = struct.unpack(">H", constants[owner].content)
-        name, _ = struct.unpack(">HH", constants[pair].content)
-        text = constants[name].text
-        return text if constants[owner_name].text in self.owners and text in self.methods else None
+        if constants[owner_name].text not in self.owners:
+            return None
+        numbers = struct.unpack(">HH", constants[pair].content)
+        name, descriptor = (constants[number].text for number in numbers)
+        for method in self.methods:
+            taken = method[1] if self.call == _STATIC else "(" + method[1].partition(";")[2]
+            if (name, descriptor) == (method[0], taken):
+                return method
+        return None
 
-    def _static_method(self, name: str, first: int) -> bytes:
+    def _static_method(self, name: str, descriptor: str, first: int) -> bytes:
         """Return six constants, numbered from `first`; the last one is the method."""
         texts = b"".join(
             struct.pack(">BH", _UTF8, len(text)) + text.encode()
-            for text in (self.helper, name, self.methods[name])
+            for text in (self.helper, name, descriptor)
         )
         return texts + struct.pack(
             ">BHBHHBHH", 7, first, 12, first + 1, first + 2, _METHOD, first + 3, first + 4
@@ -110,6 +119,7 @@ class _Mend(NamedTuple):
 
 
 _OBSERVER = "Lio/grpc/stub/StreamObserver;"
+_QUEUE = "Ljava/util/concurrent/LinkedBlockingDeque;"
 _BUILDER = "org/pytorch/serve/grpc/inference/PredictionResponse$Builder"
 
 MENDS: Final = (
@@ -119,12 +129,12 @@ MENDS: Final = (
         "ts_stateful/EndedCalls",
         _VIRTUAL,
         ("io/grpc/stub/StreamObserver", "io/grpc/stub/ServerCallStreamObserver", _BUILDER),
-        {
-            "onNext": f"({_OBSERVER}Ljava/lang/Object;)V",
-            "onCompleted": f"({_OBSERVER})V",
-            "onError": f"({_OBSERVER}Ljava/lang/Throwable;)V",
-            "setPrediction": f"(L{_BUILDER};Lcom/google/protobuf/ByteString;)L{_BUILDER};",
-        },
+        (
+            ("onNext", f"({_OBSERVER}Ljava/lang/Object;)V"),
+            ("onCompleted", f"({_OBSERVER})V"),
+            ("onError", f"({_OBSERVER}Ljava/lang/Throwable;)V"),
+            ("setPrediction", f"(L{_BUILDER};Lcom/google/protobuf/ByteString;)L{_BUILDER};"),
+        ),
     ),
     _Mend(
         "org/pytorch/serve/http/api/rest/InferenceRequestHandler",
@@ -132,14 +142,26 @@ MENDS: Final = (
         "ts_stateful/RequestIds",
         _STATIC,
         ("org/pytorch/serve/util/NettyUtils",),
-        {"getRequestId": "(Lio/netty/channel/Channel;)Ljava/lang/String;"},
+        (("getRequestId", "(Lio/netty/channel/Channel;)Ljava/lang/String;"),),
+    ),
+    _Mend(
+        "org/pytorch/serve/wlm/Model",
+        "7c5523f1fe77fe79aa32665469e17725e70518692abcf4987989ef72f10d4cff",
+        "ts_stateful/Doorbell",
+        _VIRTUAL,
+        ("java/util/concurrent/LinkedBlockingDeque",),
+        (
+            ("offer", f"({_QUEUE}Ljava/lang/Object;)Z"),
+            ("poll", f"({_QUEUE})Ljava/lang/Object;"),
+            ("poll", f"({_QUEUE}JLjava/util/concurrent/TimeUnit;)Ljava/lang/Object;"),
+        ),
     ),
 )
 """The classes that are mended."""
 
 
-def write_mended(folder: Path) -> None:
-    """Write the mended classes of the installed TorchServe into `folder`, its working directory.
+def write_mended(folder: Path) -> dict[str, str]:
+    """Write the mended classes of the installed TorchServe into `folder`, its working directory; return variables for it.
 
     Raises:
         MendFailed: it is another TorchServe, or the folder cannot be written.
@@ -148,7 +170,7 @@ def write_mended(folder: Path) -> None:
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
         raise MendFailed("TorchServe is not installed")
-    classes = Path(__file__).parent / "classes"
+    classes, bells = Path(__file__).parent / "classes", folder / "ts_stateful"
     try:
         with zipfile.ZipFile(Path(places[0], "frontend", "model-server.jar")) as jar:
             for mend in MENDS:
@@ -158,8 +180,13 @@ def write_mended(folder: Path) -> None:
                     path = folder / f"{name}.class"
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content)
+        for old in bells.glob(
+            "*.bell"
+        ):  # of an earlier server, perhaps of a model of another profile
+            old.unlink()
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise MendFailed(f"TorchServe's classes: {error}") from None
+    return {"TS_STATEFUL_BELLS": str(bells)}
 
 
 def _constants(data: bytes) -> Iterator[tuple[int, _Constant]]:

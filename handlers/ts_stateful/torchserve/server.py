@@ -156,9 +156,10 @@ class TorchServe(LocalServer):
         lines = f"{''.join(files)}{self.ports.as_properties()}"
         # The base file may lack a final newline; later settings win.
         properties.write_text(f"{settings.config.read_text()}\n{lines}")
+        variables = self.variables(home)
         if settings.watch:
             try:
-                write_mended(home)
+                variables |= write_mended(home)
             except MendFailed as error:
                 self._log.write(f"warning: a client can stop a worker: {error}\n")
         command = [sys.executable, "-m", "ts_stateful.torchserve.launch"]
@@ -171,7 +172,7 @@ class TorchServe(LocalServer):
             command,
             cwd=home,
             pass_fds=[self._lock],
-            env=self.variables(home),
+            env=variables,
             stdin=subprocess.PIPE,  # until this process ends
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

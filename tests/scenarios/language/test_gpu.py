@@ -10,9 +10,9 @@ from tests.support.running_ahead import runner_of
 from tests.support.tiny import MODELS
 from ts_stateful.config.schema import load_config
 from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.host_copies import HostCopy
 from ts_stateful.language.kv.layout import KVLayout, LayerShape
 from ts_stateful.language.kv.spans import Span
-from ts_stateful.language.kv.to_host import HostCopy
 from ts_stateful.language.network.load import Model, accelerate, build_model
 from ts_stateful.language.network.sampler import SamplingRow, sample
 from ts_stateful.protocol.requests import Prompt

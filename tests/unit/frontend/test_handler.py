@@ -63,7 +63,7 @@ class _Handler(SessionHandler):
         return self.dispatcher
 
 
-def initialized(document: dict[str, Any]) -> _Handler:
+def initialized(document: dict[str, Any], metrics: MetricLog | None = None) -> _Handler:
     handler = _Handler()
     handler.initialize(
         Context(
@@ -73,7 +73,7 @@ def initialized(document: dict[str, Any]) -> _Handler:
             1,
             None,
             "0.12.0",
-            metrics=MetricLog(),
+            metrics=metrics or MetricLog(),
             model_yaml_config=document,
         )
     )
@@ -91,6 +91,27 @@ def test_the_profile_chooses_the_delivery(document: dict[str, Any], delivery: ty
     assert handler.initialized
     model = handler.model
     assert (model.document, model.name, model.folder) == (document, "chat", Path("/models/chat"))
+
+
+@pytest.mark.parametrize(("document", "count"), [(_CONTINUOUS, 0), (_SEQUENCE, 1)])
+def test_calls_that_wait_are_not_timed(document: dict[str, Any], count: int) -> None:
+    """Each time would be a line that TorchServe reads before it reads the answers of the call."""
+    metrics = MetricLog()
+    initialized(document, metrics)
+    metrics.add_time("PredictionTime", 5.0)
+    assert len(metrics.times) == count
+
+
+@pytest.mark.parametrize(("batching", "waits_s"), [({}, 0.1), ({"sequenceBatching": True}, 0.005)])
+def test_a_call_waits_longer_where_requests_ring(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batching: dict[str, Any], waits_s: float
+) -> None:
+    """Requests of sequences wait in queues of their own, from which none rings."""
+    monkeypatch.setenv("TS_STATEFUL_BELLS", str(tmp_path))
+    delivery = initialized({**_SEQUENCE, **_CONTINUOUS, **batching} if batching else _CONTINUOUS)
+    assert isinstance(delivery._delivery, ContinuousDelivery)
+    assert delivery._delivery._pace.wait_s == waits_s
+    assert (tmp_path / "chat.bell").is_fifo() != bool(batching)
 
 
 def test_cloudwatch_gets_the_stats_by_the_name_of_the_model(

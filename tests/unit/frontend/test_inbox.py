@@ -57,3 +57,16 @@ def test_an_event_of_another_thread_ends_the_wait() -> None:
     poster.join()
     inbox.wait(_LONG_S)
     assert inbox.take("a") == [last("a")]
+
+
+def test_a_ring_ends_one_wait() -> None:
+    """Also if it comes before the wait, or twice."""
+    inbox = Inbox()
+    inbox.ring()
+    inbox.ring()
+    assert inbox.wait(_LONG_S)
+    assert not inbox.wait(0)
+    ringer = threading.Thread(target=inbox.ring)
+    ringer.start()
+    assert inbox.wait(_LONG_S)
+    ringer.join()

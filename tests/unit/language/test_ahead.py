@@ -13,7 +13,7 @@ from tests.support.harness import Harness
 from tests.support.tiny import llama
 from ts_stateful.language.ahead import Ahead
 from ts_stateful.language.conversation.turn import Sequence, TurnStatus
-from ts_stateful.language.kv.to_host import HostCopy
+from ts_stateful.language.kv.host_copies import HostCopy
 from ts_stateful.protocol.requests import Prompt
 
 LOGITS = torch.arange(6.0).view(3, 2)

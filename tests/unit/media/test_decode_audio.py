@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile  # type: ignore[import-untyped]
 
+from tests.support.decoders import idle_pids
 from tests.support.pictures import noise, png
 from tests.support.sounds import sound, wav
 from ts_stateful.config.schema import MediaConfig
@@ -67,7 +68,7 @@ def test_images_and_clips_take_turns(pool: DecoderPool) -> None:
         with Lease(pool) as lease:
             assert lease.decode_image(png(noise(seed)), "").size == (40, 56)
         assert len(decoded(pool, wav(sound(seed)))) == RATE // 2
-    assert len(pool.idle_pids) == 1
+    assert len(idle_pids(pool)) == 1
 
 
 def _with_frames(data: bytes, num_bytes: int) -> bytes:

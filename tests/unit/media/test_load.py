@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image as Pictures
 
+from tests.support.decoders import idle_pids
 from tests.support.web import Names
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.fetch import Fetcher
@@ -219,7 +220,7 @@ def test_a_decoder_that_dies_in_the_middle_fails_no_request(make: Make) -> None:
     loader = make()
 
     def read(file: MediaFile) -> Pictures.Image:
-        for pid in loader.decoders.idle_pids:
+        for pid in idle_pids(loader.decoders):
             os.kill(pid, signal.SIGKILL)
         return file.decode_image()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ts_stateful.serving.home import make_failed_folder, make_home, temporary_folder
 from ts_stateful.serving.local import ServerFailed
+from ts_stateful.serving.server import make_failed_folder, make_home, temporary_folder
 
 CHILD = "import sys; print('up', flush=True); sys.stdin.read()"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.clock import FakeClock
 from tests.support.plain_states import State
-from ts_stateful.sessions.parked import ParkedSessions
+from ts_stateful.sessions.places import ParkedSessions
 from ts_stateful.sessions.session import Session
 
 

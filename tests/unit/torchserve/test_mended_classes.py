@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import struct
 import subprocess
@@ -15,7 +16,7 @@ from ts_stateful.torchserve import mended_classes
 from ts_stateful.torchserve.mended_classes import MENDS, MendFailed, write_mended
 
 SOURCES = Path(mended_classes.__file__).parent / "classes"
-NUM_CALLS = {"GRPCJob": 12, "InferenceRequestHandler": 1}
+NUM_CALLS = {"GRPCJob": 12, "InferenceRequestHandler": 1, "Model": 10}
 HELPERS = [mend.helper for mend in MENDS]
 
 
@@ -62,7 +63,7 @@ def test_all_calls_go_to_the_helper(
     assert len(starts) == NUM_CALLS[mend.name.rpartition("/")[2]]
     differ = [i for i in range(len(was)) if code[i] != was[i]]
     assert all(any(i - start in range(5) for start in starts) for i in differ)
-    new = {mend.helper.encode(), *(each.encode() for each in mend.methods.values())}
+    new = {mend.helper.encode(), *(text.encode() for method in mend.methods for text in method)}
     assert texts(changed) - texts(original) == new - texts(original)
 
 
@@ -84,7 +85,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_all_classes_are_written(tmp_path: Path, originals: dict[str, bytes]) -> None:
     """Where Java looks for them first."""
-    write_mended(tmp_path)
+    (tmp_path / "ts_stateful").mkdir()
+    (tmp_path / "ts_stateful" / "chat.bell").write_text("of an earlier server")
+    assert write_mended(tmp_path) == {"TS_STATEFUL_BELLS": str(tmp_path / "ts_stateful")}
+    assert not list(tmp_path.rglob("*.bell"))
     for mend in MENDS:
         written = (tmp_path / f"{mend.name}.class").read_bytes()
         assert written == mend.mended(originals[mend.name])
@@ -102,3 +106,70 @@ def test_a_helper_is_compiled_from_its_source(tmp_path: Path, jar: Path, helper:
     subprocess.run([*command, str(SOURCES / f"{helper}.java")], check=True)
     compiled = (tmp_path / f"{helper}.class").read_bytes()
     assert texts(compiled) == texts((SOURCES / f"{helper}.class").read_bytes())
+
+
+_BELL_PROGRAM = """
+import java.util.Map;
+import java.util.concurrent.*;
+import org.pytorch.serve.job.Job;
+import org.pytorch.serve.util.messages.*;
+
+public class Ring {
+    static Job job() {
+        return new Job("chat", "1.0", WorkerCommands.PREDICT, new RequestInput("r")) {
+            public void response(byte[] a, CharSequence b, int c, String d, Map<String, String> e) {}
+
+            public void sendError(int status, String error) {}
+
+            public boolean isOpen() {
+                return true;
+            }
+        };
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        LinkedBlockingDeque<Object> queue = new LinkedBlockingDeque<>();
+        BlockingQueue<Object> taken = new LinkedBlockingQueue<>();
+        Thread worker = new Thread(() -> {
+            try {
+                taken.add(ts_stateful.Doorbell.poll(queue, Long.MAX_VALUE, TimeUnit.MILLISECONDS));
+            } catch (InterruptedException never) {
+            }
+        });
+        worker.setDaemon(true);
+        worker.start();
+        while (worker.getState() != Thread.State.TIMED_WAITING) {
+            Thread.yield();
+        }
+        ts_stateful.Doorbell.offer(queue, job()); // the worker waits for it: no ring
+        taken.take();
+        Object none = ts_stateful.Doorbell.poll(queue, 3_600_000, TimeUnit.MILLISECONDS);
+        System.out.println(none == null ? "no delay" : "?");
+        ts_stateful.Doorbell.offer(queue, job()); // rings
+        ts_stateful.Doorbell.offer(queue, job()); // nobody has looked since
+        System.out.println(ts_stateful.Doorbell.poll(queue) != null ? "a job" : "?");
+        ts_stateful.Doorbell.offer(queue, job()); // rings
+        ts_stateful.Doorbell.offer(queue, "a group"); // of a sequence
+        System.out.println(queue.size());
+    }
+}
+"""
+
+
+def test_requests_ring_that_nobody_waits_for(tmp_path: Path, jar: Path) -> None:
+    """Once between two looks into their queue; and where they ring, a batch's first request waits for no others."""
+    javac = shutil.which("javac")
+    if javac is None:
+        pytest.skip("no javac")
+    (tmp_path / "Ring.java").write_text(_BELL_PROGRAM)
+    os.mkfifo(tmp_path / "chat.bell")
+    pipe = os.open(tmp_path / "chat.bell", os.O_RDWR | os.O_NONBLOCK)
+    path = f"{tmp_path}{os.pathsep}{SOURCES}{os.pathsep}{jar}"
+    command = [str(Path(javac).with_name("java")), "-cp", path, str(tmp_path / "Ring.java")]
+    environ = {**os.environ, "TS_STATEFUL_BELLS": str(tmp_path)}
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.splitlines()[-3:] == ["no delay", "a job", "3"], done.stderr
+    assert os.read(pipe, 10) == bytes(2)
+    os.close(pipe)

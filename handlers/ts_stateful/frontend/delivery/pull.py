@@ -17,7 +17,7 @@ from ts_stateful.frontend.inbox import Inbox
 from ts_stateful.frontend.intake import Intake
 from ts_stateful.frontend.pending_response import ClientKind, PendingResponse, Response
 
-__all__ = ["ContinuousDelivery", "Pace"]
+__all__ = ["RUNG", "ContinuousDelivery", "Pace"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,10 @@ class Pace:
     patient_wait_s: float = 0.02
     settle_s: float = 0.25
     probe_s: float = 0.25
+
+
+RUNG = Pace(wait_s=0.1, patient_wait_s=0.1)
+"""Where a request that waits for the end of a call rings the inbox."""
 
 
 class ContinuousDelivery:
@@ -79,14 +83,21 @@ class ContinuousDelivery:
             # After its first response, a row comes without headers and body: read them once.
             request_id, headers = context.request_ids[idx], context.get_all_request_header(idx)
             self._pending[request_id] = self._intake.take(request_id, data[idx], headers)
-        self._inbox.wait(self._patience_s(quiet=not new))
-        responses = {}
+        until = self._clock.monotonic() + self._patience_s(quiet=not new)
+        while True:
+            rung = self._inbox.wait(until - self._clock.monotonic())
+            responses = self._responses(context.request_ids)
+            if responses or rung or self._clock.monotonic() >= until:
+                return reply(context, responses, len(data))
+
+    def _responses(self, rows: dict[int, str]) -> dict[int, Response]:
         is_crowded = self._num_resent > _CROWDED_BYTES
-        for idx, request_id in context.request_ids.items():
+        responses = {}
+        for idx, request_id in rows.items():
             response = self._collect(self._pending[request_id], is_crowded=is_crowded)
             if response is not None:
                 responses[idx] = response
-        return reply(context, responses, len(data))
+        return responses
 
     @property
     def _num_resent(self) -> int:

@@ -1,18 +1,25 @@
-"""TorchServe's encoding of responses: stopping criteria, the ids of the rows to send, the socket."""
+"""The worker's lines to TorchServe: its encoding of responses, the end of its connection, and the pipe by which it rings."""
 
 from __future__ import annotations
 
+import functools
+import os
+import select
+import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from ts.handler_utils.utils import create_predict_response
 
 from ts_stateful.frontend.pending_response import Response
 
-__all__ = ["Batch", "push", "reply"]
+__all__ = ["Batch", "exit_at_hangup", "hear", "push", "reply"]
 
 Batch = Sequence[Mapping[str, Any]]
+_BELLS = "TS_STATEFUL_BELLS"  # the folder of the pipes, into which `Doorbell` of `torchserve/classes` writes
 
 
 def reply(context: Any, responses: Mapping[int, Response], num_rows: int) -> list[bytes]:
@@ -57,3 +64,41 @@ def _prepare(context: Any, responses: Mapping[int, Response]) -> None:
 def _verdict(response: Response) -> Callable[[Any], bool | None]:
     stop = None if response.more is None else not response.more
     return lambda _body: stop
+
+
+@functools.cache
+def exit_at_hangup(connection: object) -> None:
+    """End this process when TorchServe closes the connection. Anything but a socket is ignored.
+
+    Else the worker of the async profile would live on for ever, and that of the sequence profile until its batch has something
+    to send. Meanwhile it would look as if the model had a worker.
+    """
+    if isinstance(connection, socket.socket):
+        threading.Thread(target=_exit_at_end, args=(connection,), daemon=True).start()
+
+
+def _exit_at_end(connection: socket.socket) -> None:
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    poll.poll()
+    os._exit(1)  # other threads would keep the process
+
+
+def hear(model: str, ring: Callable[[], None], environ: Mapping[str, str]) -> bool:
+    """Call `ring`, in a thread, when requests for a model wait. Return False where TorchServe does not say so."""
+    if _BELLS not in environ:
+        return False
+    pipe = Path(environ[_BELLS], f"{model}.bell")
+    try:
+        if not pipe.is_fifo():
+            os.mkfifo(pipe, 0o600)
+        descriptor = os.open(pipe, os.O_RDWR)  # also while nobody writes
+    except OSError:
+        return False
+
+    def listen() -> None:
+        while os.read(descriptor, 64):
+            ring()
+
+    threading.Thread(target=listen, name="bell", daemon=True).start()
+    return True

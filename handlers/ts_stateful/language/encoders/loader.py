@@ -1,19 +1,23 @@
-"""Images and clips of turns, loaded on threads of their own."""
+"""Images and clips of turns, loaded on threads of their own; each of them exists once."""
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
-from ts_stateful.language.encoders.encoder import MediaInput
+from ts_stateful.language.encoders.encoder import Encoder, MediaInput
+from ts_stateful.media.digest import file_digest
 from ts_stateful.media.load import MediaFile, named
 from ts_stateful.protocol.defects import defect
 from ts_stateful.protocol.errors import StatefulError
 from ts_stateful.protocol.requests import Media
+from ts_stateful.sessions.shared import SharedCache
 
-__all__ = ["KnownImages", "Loaded", "MediaFiles", "ReadImage", "urls_of"]
+__all__ = ["KnownImages", "Loaded", "MediaFiles", "MediaReader", "ReadImage", "urls_of"]
 
 Loaded = list[MediaInput] | StatefulError
 ReadImage = Callable[[MediaFile], MediaInput]
@@ -85,3 +89,40 @@ def urls_of(images: Sequence[Media], made: Sequence[MediaInput]) -> dict[str, Me
         for image, seen in pairs
         if image.url is not None and image.url[:5].lower() != "data:"
     }
+
+
+class MediaReader:
+    """Reads images or clips for one model; `shared` holds the known ones. Works on media threads.
+
+    They are recognized by their file if that is known, or else by their pixels or samples.
+    """
+
+    def __init__(self, encoder: Encoder[Any], shared: SharedCache[Any]) -> None:
+        self._encoder = encoder
+        self._shared = shared
+        self._lock = threading.Lock()
+        # The same images by their files: decoding a photo takes much longer than recognizing its file.
+        self._by_file: WeakValueDictionary[str, MediaInput] = WeakValueDictionary()
+
+    def read(self, file: MediaFile, tenant: object = None) -> MediaInput:
+        """Return the image of a file: one object for all sessions of a tenant with the same content. For any thread.
+
+        Tenants share nothing, because the time of reading would reveal images of another tenant.
+
+        Raises:
+            MediaError: the file cannot be decoded.
+        """
+        salts = () if tenant is None else (repr(tenant),)
+        name = file_digest(file.data, "audio" if file.is_audio else "image", *salts)
+        with self._lock:
+            known = self._by_file.get(name)
+        image: MediaInput
+        if known is not None:  # this counts as a use
+            image = self._shared.get(known.key, lambda: known)
+        else:
+            decoded = self._encoder.decode(file)
+            key = self._encoder.key(decoded, *salts)
+            image = self._shared.get(key, lambda: self._encoder.prepare(decoded, key))
+        with self._lock:
+            self._by_file[name] = image
+        return image

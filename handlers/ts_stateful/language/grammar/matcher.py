@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.kv.host_copies import to_device
 from ts_stateful.protocol.errors import InvalidRequest
 
 __all__ = ["FIELD", "ForbidRows", "Matcher", "forbid"]

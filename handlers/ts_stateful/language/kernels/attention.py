@@ -21,9 +21,9 @@ from ts_stateful.language.kernels.cache_layers import (
 from ts_stateful.language.kernels.indexes import update_index
 from ts_stateful.language.kernels.rule import Masks, Rule
 from ts_stateful.language.kernels.states import Kernels, States
+from ts_stateful.language.kv.host_copies import to_device
 from ts_stateful.language.kv.recurrent import Recurrent
 from ts_stateful.language.kv.spans import Span, Table
-from ts_stateful.language.kv.to_device import to_device
 
 __all__ = ["FLAT", "StepCache", "unused_mask"]
 

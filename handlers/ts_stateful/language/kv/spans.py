@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ts_stateful.language.kv.cache import KVCache
-from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.kv.host_copies import to_device
 
 if TYPE_CHECKING:
     from ts_stateful.language.network.sampler import SamplingRow

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from ts_stateful.config.adapters import ADAPTER_WEIGHTS, read_adapter, tensor_name
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.kv.host_copies import to_device
 
 __all__ = ["Adapter", "Adapters", "load_adapter"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jinja2
 import torch
@@ -27,12 +28,11 @@ from ts_stateful.config.check import check_checkpoint
 from ts_stateful.config.schema import ConfigError, HandlerConfig
 from ts_stateful.config.weights import HOW_TO_CONVERT
 from ts_stateful.language.encoders.processor import load_processor, load_tokenizer
-from ts_stateful.language.network.alignment import align_weights
+from ts_stateful.language.kernels.cpu.weight_memory import align_weights
 from ts_stateful.language.network.model_support import check_config
-from ts_stateful.language.network.precision import choose_dtype, has_bfloat16
 from ts_stateful.language.parallel.split import split_options
 
-__all__ = ["hears", "read_checkpoint"]
+__all__ = ["choose_dtype", "has_bfloat16", "hears", "read_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -184,3 +184,32 @@ def _set_template(owner: Any, template: str, model_dir: Path) -> None:
 def _first_paragraph(error: BaseException) -> str:
     """Return the beginning of a message, in one line; the library explains at length, and lists its classes."""
     return " ".join(str(error).split("\n\n")[0].split())[:600]
+
+
+def choose_dtype(
+    wanted: Literal["auto", "float32", "bfloat16", "float16"],
+    device: torch.device,
+    stored: torch.dtype | str | None,
+    *,
+    bfloat16: bool,
+) -> torch.dtype:
+    """Return the dtype of weights and states on `device`.
+
+    `stored` is the checkpoint's dtype. `bfloat16` is True if the processor computes with that in hardware. With "auto", a GPU
+    gets bfloat16. A CPU gets float32, which holds every checkpoint exactly, unless both the processor and the checkpoint have
+    bfloat16. Then half as many bytes are read for every token, and no weight is rounded.
+    """
+    if wanted != "auto":
+        dtype: torch.dtype = getattr(torch, wanted)
+        return dtype
+    if device.type != "cpu" or (bfloat16 and stored in (torch.bfloat16, "bfloat16")):
+        return torch.bfloat16
+    return torch.float32
+
+
+def has_bfloat16(capabilities: Mapping[str, Any]) -> bool:
+    """Return True if a CPU of these capabilities (`torch.cpu.get_capabilities()`) multiplies bfloat16 in hardware.
+
+    Without that, torch converts numbers back and forth, and is slower than with float32.
+    """
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))

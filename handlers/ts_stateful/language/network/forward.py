@@ -19,9 +19,9 @@ from ts_stateful.language.kernels.samples import apart, sample, sample_rows
 from ts_stateful.language.kernels.states import Kernels
 from ts_stateful.language.kernels.verify import verify_choices, verify_steps
 from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.host_copies import to_device
 from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Block, Rows, Span
-from ts_stateful.language.kv.to_device import to_device
 from ts_stateful.language.network.adapters import Adapters
 from ts_stateful.language.network.layer_kinds import layer_chunks, layer_windows
 from ts_stateful.language.network.layout import cache_name

@@ -23,8 +23,8 @@ from ts_stateful.language.fingerprint import fingerprint
 from ts_stateful.language.kernels.cpu.compact_weights import find_compact
 from ts_stateful.language.kernels.cpu.compiled_linear import compile_linears
 from ts_stateful.language.kernels.cpu.fused_layers import FusedLayers, find_fused
-from ts_stateful.language.kernels.cpu.huge_pages import use_huge_pages
 from ts_stateful.language.kernels.cpu.packed_linear import can_pack, pack, pack_towers
+from ts_stateful.language.kernels.cpu.weight_memory import use_huge_pages
 from ts_stateful.language.kernels.gpu.cuda_graphs import CudaCapturer
 from ts_stateful.language.kernels.samples import prompt_seconds
 from ts_stateful.language.kernels.select import find_kernels

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.kv.host_copies import to_device
 
 __all__ = ["Chosen", "choose_logprobs"]
 

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 
 from ts_stateful.config.schema import ConfigError
-from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.kv.host_copies import to_device
 from ts_stateful.language.network.row_penalties import (
     NO_PENALTIES,
     PenaltySettings,

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.kv.host_copies import to_device
 
 __all__ = [
     "NO_PENALTIES",

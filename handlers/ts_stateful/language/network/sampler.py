@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ts_stateful.language.kv.to_device import to_device
+from ts_stateful.language.kv.host_copies import to_device
 
 __all__ = ["DrawRows", "SamplingRow", "choose_tokens", "keys_of", "sample", "settings_of"]
 

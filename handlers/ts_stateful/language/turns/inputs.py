@@ -12,8 +12,13 @@ from ts_stateful.language.conversation.context import Context
 from ts_stateful.language.conversation.turn import Sequence, TurnStatus
 from ts_stateful.language.defects import turn_defect
 from ts_stateful.language.encoders.encoder import MediaInput
-from ts_stateful.language.encoders.loader import KnownImages, Loaded, MediaFiles, urls_of
-from ts_stateful.language.encoders.reader import MediaReader
+from ts_stateful.language.encoders.loader import (
+    KnownImages,
+    Loaded,
+    MediaFiles,
+    MediaReader,
+    urls_of,
+)
 from ts_stateful.language.grammar.compiler import (
     CallsOrForm,
     Compiled,

@@ -85,12 +85,6 @@ class DecoderPool:
         for process in idle:
             process.close()
 
-    @property
-    def idle_pids(self) -> tuple[int, ...]:
-        """The processes that wait for an image."""
-        with self._lock:
-            return tuple(process.pid for process in self._idle)
-
     def take(self, *, fresh: bool = False) -> DecoderProcess:
         """Return a decoder for one image: the last one used, or a new one."""
         with self._lock:

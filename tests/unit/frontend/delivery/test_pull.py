@@ -227,22 +227,28 @@ def test_a_request_id_in_flight_is_never_taken_twice() -> None:
 
 
 class _Waits(Inbox):
-    """Records how long a call would have waited."""
+    """Records how long a call waits, by a clock of its own; an event or a ring ends a wait at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock) -> None:
         super().__init__()
+        self._clock = clock
         self.waits_s: list[float] = []
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> bool:
+        rung = super().wait(0)
         self.waits_s.append(timeout_s)
+        if not rung and not any(self._events.values()):
+            self._clock.now += timeout_s
+        return rung
 
 
 def waiting() -> tuple[_Waits, ContinuousFrontend]:
     """A frontend whose calls wait one second, and five when they are patient."""
-    inbox = _Waits()
+    clock = FakeClock(0.0)
+    inbox = _Waits(clock)
     intake = ScriptedDispatcher(inbox).intake(Profile.CONTINUOUS)
-    delivery = ContinuousDelivery(intake, inbox, Pace(wait_s=1, patient_wait_s=5))
-    return inbox, ContinuousFrontend(delivery.handle)
+    pace = Pace(wait_s=1, patient_wait_s=5, settle_s=100)
+    return inbox, ContinuousFrontend(ContinuousDelivery(intake, inbox, pace, clock).handle)
 
 
 def test_big_bodies_that_are_sent_again_are_asked_for_less_often() -> None:
@@ -283,17 +289,45 @@ def test_one_big_body_keeps_its_status() -> None:
 
 
 def test_calls_wait_longer_while_nothing_happens() -> None:
-    """A new request makes them short again, because more may join; an event ends a call in any case."""
+    """A new request makes them short again, because more may join; a response ends a call in any case."""
     inbox, frontend = waiting()
-    frontend.round(Job("a", _PROMPT))
+    frontend.round(Job("a", _STREAM))
     for _ in range(4):
         frontend.round()
-    inbox.post(accepted("a"))
-    frontend.round()
-    frontend.round()
+    for _ in range(2):
+        inbox.post(part("a", "x"))
+        frontend.round()
     frontend.round()
     frontend.round(Job("b", _PROMPT))
     assert inbox.waits_s == [1, 2, 4, 5, 5, 5, 5, 5, 1]
+
+
+def test_an_acceptance_alone_ends_no_call() -> None:
+    """The response begins with the first text, or when the status settles: until then every call costs a running pass time."""
+    inbox, frontend = waiting()
+    job = Job("a", _STREAM)
+    inbox.expect("a")
+    inbox.post(accepted("a", session_id="s"))
+    assert frontend.round(job) == []
+    assert (inbox.waits_s, job.responses) == ([1, 1], [])
+    inbox.post(part("a", "x", session_id="s"))
+    assert frontend.round() == ["a"]
+    assert (job.status, job.response_headers[ID]) == (200, "s")
+    assert b"x" in job.body
+
+
+def test_a_ring_ends_a_call() -> None:
+    """A request that waits joins at once, and what came until then is not lost."""
+    inbox, frontend = waiting()
+    job = Job("a", _STREAM)
+    inbox.ring()
+    assert frontend.round(job) == []
+    assert inbox.waits_s == [1]
+    inbox.ring()
+    inbox.post(part("a", "x"))
+    assert frontend.round(Job("b", _PROMPT)) == ["a"]
+    frontend.round()
+    assert inbox.waits_s == [1, 1, 2]
 
 
 def test_headers_of_the_client_do_not_come_back() -> None:

@@ -38,7 +38,7 @@ class TimedInbox(Inbox):
         self._clock = clock
         self._timetable = sorted(timetable, key=lambda entry: entry[0])
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> bool:
         assert timeout_s > 0, "a spinning loop"
         until = self._clock.now + timeout_s
         if self._timetable and self._timetable[0][0] <= until:
@@ -46,6 +46,7 @@ class TimedInbox(Inbox):
         self._clock.now = until
         while self._timetable and self._timetable[0][0] <= until:
             self.post(self._timetable.pop(0)[1])
+        return False
 
 
 class Server:

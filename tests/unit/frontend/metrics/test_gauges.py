@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.fake_torchserve import MetricLog
-from ts_stateful.frontend.metrics.gauges import Gauges
+from ts_stateful.frontend.handler import Gauges
 from ts_stateful.protocol.stats import Stats
 
 

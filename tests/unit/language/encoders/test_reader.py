@@ -11,7 +11,7 @@ import pytest
 from tests.support.decoding import PlainDecoder
 from tests.support.pictures import noise, png
 from tests.support.tiny import llava
-from ts_stateful.language.encoders.reader import MediaReader
+from ts_stateful.language.encoders.loader import MediaReader
 from ts_stateful.media.load import MediaFile
 from ts_stateful.protocol.errors import MediaInvalid
 from ts_stateful.sessions.shared import SharedCache

@@ -13,7 +13,7 @@ from torch import nn
 from tests.support.tiny.small import save
 from tests.support.tiny.text import llama
 from ts_stateful.config.schema import HandlerConfig
-from ts_stateful.language.network.alignment import align_weights
+from ts_stateful.language.kernels.cpu.weight_memory import align_weights
 from ts_stateful.language.network.load import load_model
 
 LINE = 64

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
-from ts_stateful.language.network.precision import choose_dtype, has_bfloat16
+from ts_stateful.language.network.checkpoint import choose_dtype, has_bfloat16
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

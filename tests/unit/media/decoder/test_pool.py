@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import Image
 
+from tests.support.decoders import idle_pids
 from tests.support.pictures import noise, png
 from ts_stateful.config.schema import MediaConfig
 from ts_stateful.media.decoder.frames import IMAGE, Audible, Reply, Status
@@ -57,13 +58,13 @@ def decode(pool: DecoderPool, data: bytes = png(PICTURE)) -> Image.Image:
 def test_a_decoder_is_kept_for_the_next_image(pool: MortalPool) -> None:
     """The first one starts before any image comes."""
     pool.warm_up()
-    pids = pool.idle_pids
+    pids = idle_pids(pool)
     assert len(pids) == 1
     for _ in range(3):
         assert decode(pool).tobytes() == PICTURE.tobytes()
         with pytest.raises(MediaInvalid, match="damaged"):
             decode(pool, b"no image")
-    assert pool.idle_pids == pids
+    assert idle_pids(pool) == pids
 
 
 def test_an_image_whose_decoder_was_killed_is_decoded_again(pool: MortalPool) -> None:
@@ -71,7 +72,7 @@ def test_an_image_whose_decoder_was_killed_is_decoded_again(pool: MortalPool) ->
     pool.num_kills = 1
     assert decode(pool).tobytes() == PICTURE.tobytes()
     assert pool.budget.free == 10_000
-    assert len(pool.idle_pids) == 1
+    assert len(idle_pids(pool)) == 1
 
 
 def test_an_image_that_kills_its_decoders_is_refused(pool: MortalPool) -> None:
@@ -113,10 +114,10 @@ def test_a_decoder_that_hangs_is_replaced() -> None:
     pool = DecoderPool(MediaConfig(decode_timeout_sec=0.2))
     try:
         decode(pool)
-        os.kill(pool.idle_pids[0], signal.SIGSTOP)
+        os.kill(idle_pids(pool)[0], signal.SIGSTOP)
         with pytest.raises(MediaInvalid, match=r"within 0\.2 s"):
             decode(pool)
-        assert pool.idle_pids == ()
+        assert idle_pids(pool) == ()
         assert decode(pool).tobytes() == PICTURE.tobytes()
     finally:
         pool.close()
@@ -136,7 +137,7 @@ def test_decoders_that_do_not_start_are_no_fault_of_the_image() -> None:
     pool = StillbornPool(MediaConfig())
     with pytest.raises(DecoderNotStarted, match="status -9 at its start"):
         decode(pool)
-    assert pool.idle_pids == ()
+    assert idle_pids(pool) == ()
 
 
 class LyingPool(DecoderPool):
@@ -157,7 +158,7 @@ def test_a_decoder_that_lies_is_killed() -> None:
     pool = LyingPool(MediaConfig())
     with pytest.raises(MediaInvalid, match="crashed"):
         decode(pool)
-    assert pool.idle_pids == ()
+    assert idle_pids(pool) == ()
     pool.close()
 
 
@@ -166,7 +167,7 @@ def test_too_many_bytes_never_reach_a_decoder() -> None:
     pool = DecoderPool(MediaConfig(max_bytes=10))
     with pytest.raises(MediaTooLarge):
         decode(pool)
-    assert pool.idle_pids == ()
+    assert idle_pids(pool) == ()
 
 
 def test_pixels_are_counted_until_their_image_is_used(pool: MortalPool) -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as multiply
 
-from ts_stateful.language.kernels.cpu.huge_pages import empty_copies
 from ts_stateful.language.kernels.cpu.kept_experts import keep_experts
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for, vector_width
 from ts_stateful.language.kernels.cpu.packed_linear import has_operators
 from ts_stateful.language.kernels.cpu.replace_linears import replace_linears
+from ts_stateful.language.kernels.cpu.weight_memory import empty_copies
 from ts_stateful.language.kernels.cpu.widening import Multiply, in_float32
 
 __all__ = ["CompiledLinear", "compile_linears"]

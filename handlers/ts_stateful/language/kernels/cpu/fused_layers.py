@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from ts_stateful.cpu_kernels.build import cache_folder, is_worthwhile, load_library
 from ts_stateful.language.kernels.cpu.attention import CpuKernels
-from ts_stateful.language.kernels.cpu.huge_pages import use_huge_pages
 from ts_stateful.language.kernels.cpu.layer_facts import LayerFacts, NormFacts
 from ts_stateful.language.kernels.cpu.library import (
     StepFacts,
@@ -24,6 +23,7 @@ from ts_stateful.language.kernels.cpu.library import (
 )
 from ts_stateful.language.kernels.cpu.rounded import Rounded
 from ts_stateful.language.kernels.cpu.shortlist import Shortlist
+from ts_stateful.language.kernels.cpu.weight_memory import use_huge_pages
 from ts_stateful.language.kernels.decoder_layout import (
     Decoder,
     UnknownDecoderError,

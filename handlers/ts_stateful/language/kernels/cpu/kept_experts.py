@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as multiply
 
-from ts_stateful.language.kernels.cpu.huge_pages import empty_copies
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for, vector_width
 from ts_stateful.language.kernels.cpu.replace_linears import child_modules
+from ts_stateful.language.kernels.cpu.weight_memory import empty_copies
 from ts_stateful.language.kernels.cpu.widening import in_float32
 
 __all__ = ["CompactExperts", "TurnedExperts", "are_served", "keep_experts"]

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ts_stateful.language.kernels.cpu.huge_pages import empty_copies
+from ts_stateful.language.kernels.cpu.weight_memory import empty_copies
 
 __all__ = ["Rounded", "row_blocks"]
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ts_stateful.language.kernels.cpu.compiled_linear import CompiledLinear
-from ts_stateful.language.kernels.cpu.huge_pages import use_huge_pages
 from ts_stateful.language.kernels.cpu.library import LinearFacts, functions_for
 from ts_stateful.language.kernels.cpu.rounded import Rounded, row_blocks
+from ts_stateful.language.kernels.cpu.weight_memory import use_huge_pages
 from ts_stateful.language.network.sampler import SamplingRow, sample, settings_of
 
 __all__ = ["Shortlist"]

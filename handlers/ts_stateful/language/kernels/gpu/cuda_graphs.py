@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ts_stateful.language.kv.cache import KVCache
+from ts_stateful.language.kv.host_copies import to_device
 from ts_stateful.language.kv.layout import KVLayout
 from ts_stateful.language.kv.spans import Rows, Span, Table
-from ts_stateful.language.kv.to_device import to_device
 
 __all__ = ["Capturer", "CudaCapturer", "DecodeGraphs", "RowInputs"]
 

@@ -6,12 +6,12 @@ import socket
 import subprocess
 import sys
 
-from ts_stateful.frontend.hangup import exit_at_hangup
+from ts_stateful.frontend.delivery.torchserve_wire import exit_at_hangup
 
 # A thread that never ends keeps the process, as TorchServe's threads of the async profile do.
 WORKER = """
 import socket, sys, threading
-from ts_stateful.frontend.hangup import exit_at_hangup
+from ts_stateful.frontend.delivery.torchserve_wire import exit_at_hangup
 
 connection = socket.socket(fileno=int(sys.argv[1]))
 threading.Thread(target=threading.Event().wait).start()

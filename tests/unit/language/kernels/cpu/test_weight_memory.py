@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ts_stateful.language.kernels.cpu import huge_pages
-from ts_stateful.language.kernels.cpu.huge_pages import empty_copies, use_huge_pages
+from ts_stateful.language.kernels.cpu import weight_memory
+from ts_stateful.language.kernels.cpu.weight_memory import empty_copies, use_huge_pages
 
 _SIZE = 1 << 21
 
@@ -78,7 +78,7 @@ def test_a_system_without_huge_pages_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is moved."""
-    monkeypatch.setattr(huge_pages, "_SIZE", tmp_path / "missing")
+    monkeypatch.setattr(weight_memory, "_SIZE", tmp_path / "missing")
     with caplog.at_level(logging.INFO):
         use_huge_pages([torch.zeros(4096, 1024)])
     assert not caplog.records
@@ -87,6 +87,6 @@ def test_a_system_without_huge_pages_is_served(
 
 def test_ranges_are_whole_pages_in_one_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans that are near share a range; a page that reaches beyond its mapping stays."""
-    monkeypatch.setattr(huge_pages, "own_memory", lambda: [(50, 395), (400, 1000)])
+    monkeypatch.setattr(weight_memory, "own_memory", lambda: [(50, 395), (400, 1000)])
     spans = [(10, 20), (110, 250), (260, 390), (401, 402), (905, 999)]
-    assert list(huge_pages._ranges(spans, 100)) == [(100, 300), (400, 500), (900, 1000)]
+    assert list(weight_memory._ranges(spans, 100)) == [(100, 300), (400, 500), (900, 1000)]

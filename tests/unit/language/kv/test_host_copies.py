@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ts_stateful.language.kv.to_host import HostCopy
+from ts_stateful.language.kv.host_copies import HostCopy
 
 
 def test_numbers_arrive_as_they_are() -> None:
