@@ -39,9 +39,11 @@ from ts_stateful.protocol.stats import Stats
 
 __all__ = ["Gauges", "SessionHandler"]
 
+logger = logging.getLogger(__name__)
+
 
 class Gauges:
-    """Gauges of the stats of one version of a model; `cache` is the context's `metrics`."""
+    """Gauges of the stats of one version of a model, which TorchServe reads from lines. `cache` is the context's `metrics`."""
 
     def __init__(self, cache: Any, model_name: str, version: str) -> None:
         self._dimensions = [model_name, version]
@@ -62,9 +64,6 @@ class Gauges:
             if self._published.get(name) != value:
                 self._published[name] = value
                 self._gauges[name].add_or_update(value, self._dimensions)
-
-
-logger = logging.getLogger(__name__)
 
 
 class Delivery(Protocol):

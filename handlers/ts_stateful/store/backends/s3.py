@@ -95,17 +95,12 @@ class S3Store:
     def get(self, key: str) -> bytes | None:
         """See `Store`."""
         with self._reported():
-            try:
-                answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key))
-            except ClientError as error:
-                if _code(error) in _ABSENT:
-                    return None
-                raise
-            return bytes(answer["Body"].read())
+            return self._read(key)
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """See `Store`. Requests run in parallel."""
-        return list(self._readers.map(self.get, keys))
+        with self._reported():
+            return list(self._readers.map(self._read, keys))
 
     def list(self, prefix: str) -> Sequence[str]:
         """See `Store`."""
@@ -155,6 +150,15 @@ class S3Store:
 
     def _name(self, key: str) -> str:
         return f"{self._root}{check_key(key)}"
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key))
+        except ClientError as error:
+            if _code(error) in _ABSENT:
+                return None
+            raise
+        return bytes(answer["Body"].read())
 
     def _put(self, name: str, data: bytes) -> bool:
         """Write an object. Return False if it exists. Retry conflicts, which S3 reports while another request writes it."""

@@ -145,6 +145,21 @@ def test_a_conflict_is_tried_again(url: str, client: Any) -> None:
     assert store.get("a") == b"x"
 
 
+def test_many_values_are_one_call_after_a_silence(url: str, client: Any) -> None:
+    """While it reads the first one, the others are not refused."""
+    store = S3Store(url, timeout_s=_TIMEOUT_S, client=client)
+    keys = [f"k/{number}" for number in range(16)]
+    for key in keys:
+        store.create(key, key.encode())
+
+    def lost(**_: Any) -> AWSResponse | None:
+        raise ReadTimeoutError(endpoint_url=url)
+
+    with meddling(client, "before-send.s3.GetObject", lost), pytest.raises(StoreUnavailable):
+        store.get(keys[0])
+    assert store.get_many(keys) == [key.encode() for key in keys]
+
+
 def test_a_late_removal_spares_what_was_written_since(url: str, client: Any) -> None:
     """The client sends a request again that seems lost, and the server receives both."""
     late: list[Any] = []
