@@ -105,16 +105,16 @@ class PendingResponse:
             elif event.kind is not EventKind.ADOPTED:
                 self._queue.append(event)
 
-    def next(self, *, hold: bool | None = None) -> Response | None:
+    def next(self, *, hold: bool = False, late: bool = False) -> Response | None:
         """Return the next response, or None if there is nothing to send.
 
         With `hold`, every call after the acceptance returns a response, which may be empty. TorchServe's frontend detects a
-        disconnected client only when it has something to send. By default only the first response to a stream may be empty,
-        and without `hold` none.
+        disconnected client only when it has something to send. The first response to a stream comes with its acceptance, or
+        `late`, with its first text.
         """
         if self.done:
             return None
-        return self._noted(self._next_http(hold) if self.is_http else self._next_message())
+        return self._noted(self._next_http(hold, late) if self.is_http else self._next_message())
 
     def begin(self) -> Response:
         """Return an empty response with more to follow; an HTTP status that is still open becomes 200.
@@ -156,7 +156,7 @@ class PendingResponse:
         whole = self.responder.whole(last)
         return Response(whole.body, False, whole.status, whole.content_type, dict(whole.headers))
 
-    def _next_http(self, hold: bool | None) -> Response | None:
+    def _next_http(self, hold: bool, late: bool) -> Response | None:
         events, self._queue = list(self._queue), deque()
         for event in events:
             if event.kind is not EventKind.LAST:
@@ -172,7 +172,7 @@ class PendingResponse:
             return Response(parts if self.streams else self._late(last), False)
         if self.started:
             return Response(parts, True) if parts or hold else None
-        if self.accepted and (parts or (self.streams if hold is None else hold)):
+        if self.accepted and (parts or hold or (self.streams and not late)):
             return self._first(self._accepted, parts)
         return None
 

@@ -111,7 +111,8 @@ class ContinuousDelivery:
         is_old = self._intake.age_s(pending) >= self._pace.settle_s
         now = self._clock.monotonic()
         is_silent = now - pending.sent_at >= self._pace.probe_s
-        take = partial(pending.next, hold=is_silent and (is_old or not is_light))
+        hold = is_silent and (is_old or not is_light)
+        take = partial(pending.next, hold=hold, late=True)
         response = self._intake.attempt(pending.request_id, take)
         is_burden = is_crowded and pending.num_bytes > _HEAVY_BYTES
         if response is None and is_burden and is_old and pending.is_http and not pending.started:
