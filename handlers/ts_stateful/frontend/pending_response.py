@@ -109,12 +109,12 @@ class PendingResponse:
         """Return the next response, or None if there is nothing to send.
 
         With `hold`, every call after the acceptance returns a response, which may be empty. TorchServe's frontend detects a
-        disconnected client only when it has something to send. The first response to a stream comes with its acceptance, or
-        `late`, with its first text.
+        disconnected client only when it has something to send. Without it, a `late` response waits for more than an acceptance.
         """
-        if self.done:
+        is_early = late and not hold and all(e.kind is EventKind.ACCEPTED for e in self._queue)
+        if self.done or is_early:
             return None
-        return self._noted(self._next_http(hold, late) if self.is_http else self._next_message())
+        return self._noted(self._next_http(hold=hold) if self.is_http else self._next_message())
 
     def begin(self) -> Response:
         """Return an empty response with more to follow; an HTTP status that is still open becomes 200.
@@ -156,7 +156,7 @@ class PendingResponse:
         whole = self.responder.whole(last)
         return Response(whole.body, False, whole.status, whole.content_type, dict(whole.headers))
 
-    def _next_http(self, hold: bool, late: bool) -> Response | None:
+    def _next_http(self, *, hold: bool) -> Response | None:
         events, self._queue = list(self._queue), deque()
         for event in events:
             if event.kind is not EventKind.LAST:
@@ -172,7 +172,7 @@ class PendingResponse:
             return Response(parts if self.streams else self._late(last), False)
         if self.started:
             return Response(parts, True) if parts or hold else None
-        if self.accepted and (parts or hold or (self.streams and not late)):
+        if self.accepted and (self.streams or hold):
             return self._first(self._accepted, parts)
         return None
 

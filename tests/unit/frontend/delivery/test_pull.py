@@ -302,10 +302,14 @@ def test_calls_wait_longer_while_nothing_happens() -> None:
     assert inbox.waits_s == [1, 2, 4, 5, 5, 5, 5, 5, 1]
 
 
-def test_an_acceptance_alone_ends_no_call() -> None:
-    """The response begins with the first text, or when the status settles: until then every call costs a running pass time."""
+_RESPONSE = {"model": "model", "stream": True, "input": "hi"}
+
+
+@pytest.mark.parametrize(("document", "path"), [(_STREAM, ""), (_RESPONSE, "v1/responses")])
+def test_an_acceptance_alone_ends_no_call(document: dict[str, Any], path: str) -> None:
+    """Not even where it is an event: until the first text, or until the status settles, a call costs a running pass time."""
     inbox, frontend = waiting()
-    job = Job("a", _STREAM)
+    job = Job("a", document, headers={**HTTP, "url_path": path})
     inbox.expect("a")
     inbox.post(accepted("a", session_id="s"))
     assert frontend.round(job) == []
